@@ -137,15 +137,15 @@ def _inputs(
     return x.bfloat16(), residual, torch.zeros(rows, width, device="cuda", dtype=kind)
 
 
-def _product(case: Case, layer: int) -> few_rows.FewRows:
+def _product(case: Case, layer: int) -> few_rows.MatrixProduct:
     x, residual, out = _inputs(case.name, case.rows, case.width, case.columns, case.gated)
-    return few_rows.FewRows(case.rows, out, x, residual, case.weights[layer], None, case.gated, _SILU)
+    return few_rows.MatrixProduct(case.rows, out, x, residual, case.weights[layer], None, case.gated, _SILU)
 
 
 def _by_few_rows(launcher: Launcher, case: Case) -> Callable[[int], torch.Tensor]:
     def compute(layer: int) -> torch.Tensor:
         product = _product(case, layer)
-        product.launch(launcher._processors, early=True)
+        product.launch(launcher._products.processors, early=True)
         return product.out
 
     return compute

@@ -210,7 +210,7 @@ def stand_in(width: int) -> None:
 
     def launcher(self: Any) -> None:
         launcher_made(self)
-        self._processors, self._shared_memory = 132, 232448
+        self._products.processors, self._products.shared_memory = 132, 232448
 
     program.Launcher.__init__ = launcher  # type: ignore[method-assign]
 

@@ -74,7 +74,7 @@ def test_products_have_the_bits_of_the_other_kernels(kind):
             torch.zeros(rows, width, device="cuda", dtype=torch.bfloat16 if gated else torch.float32)
             for _ in range(2)
         )
-        few = few_rows.FewRows(rows, out, half, added, weight, bias, gated, 2)
+        few = few_rows.MatrixProduct(rows, out, half, added, weight, bias, gated, 2)
         assert few.can_launch()
         launcher.method("linear")(
             None, rows, expected, half, added, weight=whole, bias=bias, gated=gated, activation=2

@@ -644,7 +644,7 @@ def check_few_rows() -> None:
 
 def _few_rows(
     rows: int, width: int, columns: int, gated: bool, bits: int, minimum: bool, kind: torch.dtype, group: int
-) -> few_rows.FewRows:
+) -> few_rows.MatrixProduct:
     """Returns a product of arrays that have shapes alone."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -654,7 +654,7 @@ def _few_rows(
     scale = empty(height, columns // group, dtype=kind)
     codes = empty(height, columns * bits // 8, dtype=torch.uint8)
     weight = Packed(codes, scale, scale if minimum else None, bits, 0, group)
-    return few_rows.FewRows(
+    return few_rows.MatrixProduct(
         rows, empty(rows, width, dtype=half), empty(rows, columns, dtype=half), None, weight, None, gated
     )
 

@@ -38,8 +38,8 @@ _WARPS = 16
 _GELU = 0  # the activation that it does not have
 
 
-class FewRows(NamedTuple):
-    """A product of a few rows with a matrix: x @ weight.T + bias + added or, if gated,
+class MatrixProduct(NamedTuple):
+    """A product of rows with a matrix: x @ weight.T + bias + added or, if gated,
     activated(x @ gate.T) * (x @ up.T) for a weight that has the rows of gate and of up in turn."""
 
     rows: int  # of x, out and added, which may have more
@@ -52,7 +52,7 @@ class FewRows(NamedTuple):
     activation: int = 0  # an index of `ACTIVATIONS`
 
     def can_launch(self) -> bool:
-        """Returns whether the kernel computes this product."""
+        """Returns whether the kernel for few rows computes this product."""
         weight, columns = self.weight, self.weight.shape[1]
         if not isinstance(weight, Packed) or self.rows > MOST_ROWS or not nvrtc.is_available():
             return False
@@ -63,7 +63,7 @@ class FewRows(NamedTuple):
         return is_wide and not (self.gated and self.activation == _GELU)
 
     def launch(self, processors: int, early: bool) -> None:
-        """Computes the product on the current stream, with the bits of `linear_kernel`.
+        """Computes the product by that kernel on the current stream, with the bits of `linear_kernel`.
         `processors` is the number of multiprocessors; `early` is whether the kernel starts before the
         previous one has ended."""
         out, x, weight = self.out, self.x, self.weight

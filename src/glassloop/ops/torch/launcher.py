@@ -8,58 +8,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.batch import PAGE
 from glassloop.ops.exact import sin_cos
-from glassloop.ops.torch import few_rows
-from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processors
-from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
+from glassloop.ops.torch.device import DEVICE, HALF
+from glassloop.ops.torch.few_rows import MatrixProduct
+from glassloop.ops.torch.kernels import adapter, attention, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.matrix import Packed
+from glassloop.ops.torch.products import Products
 from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
 from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, Heads, Step, partial_room
-from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
+from glassloop.ops.torch.tiles import cdiv, next_power_of_2
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
 ATTENTION = {"num_warps": 4, "num_stages": 2}
 KEPT_HEADS = 8  # that one program normalizes and rotates
-_AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
 _EARLY = 64  # rows up to which a kernel is launched before the previous one has ended
 _COLUMNS = 1024  # of one program of an elementwise kernel
-_EXPANDED_ROWS = 4  # of a packed matrix that one program writes in half precision
 _POSITIONS = 2048  # whose angles are computed at first
-
-
-# Triton's own functions of these names also serve kernels, and take microseconds each; a step that is not a
-# graph calls them some 450 times.
-def cdiv(number: int, divisor: int) -> int:
-    """Returns the quotient, rounded up."""
-    return -(-number // divisor)
-
-
-def next_power_of_2(number: int) -> int:
-    """Returns the smallest power of two that is not less than a positive number."""
-    return 1 << (number - 1).bit_length()
 
 
 class Launcher:
     """Launches the kernels of calls on the device, and has the memory that several calls use: tables of
-    angles, the sums of attention over single units, an expanded matrix."""
+    angles, the sums of attention over single units."""
 
     def __init__(self) -> None:
-        self._processors = tma_processors()
-        self._shared_memory = shared_memory()
+        self._products = Products()
         self._early = False  # whether kernels are launched before the previous one has ended
         self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
         # How many programs of a tile and head have computed their units.
         self._arrived = torch.zeros(DIVIDED, dtype=torch.int32, device=DEVICE)
-        self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
-        self._moved = False  # whether that is a larger one than before the step
-        # Descriptors by the array, its shape and the tile. They keep the memory of the array, so only those
-        # of weights outlive a step.
-        self._weights: dict[tuple[int, ...], TensorDescriptor] = {}
-        self._inputs: dict[tuple[int, ...], TensorDescriptor] = {}
         self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions = 0  # that the angles are computed for
 
@@ -73,7 +52,7 @@ class Launcher:
 
     def begin(self, step: Step, heads: Heads) -> bool:
         """Prepares for the calls of a step. Returns whether memory moves that earlier calls have used."""
-        self._early = self._processors > 0 and step.rows <= _EARLY
+        self._early = self._products.processors > 0 and step.rows <= _EARLY
         needed = max([partial_room(tiles, heads) for tiles in step.tiles])
         if needed <= self._partial.numel():
             return False
@@ -83,9 +62,7 @@ class Launcher:
     def end(self) -> bool:
         """Forgets what only the calls of one step use. Returns whether memory has moved that earlier calls
         have used."""
-        self._inputs.clear()
-        moved, self._moved = self._moved, False
-        return moved
+        return self._products.end()
 
     def method(self, kind: str) -> Callable[..., None]:
         """Returns the method that launches calls of a kind. It is given the step, the number of rows, the
@@ -154,73 +131,9 @@ class Launcher:
         gated: bool = False,
         activation: int = 0,
     ) -> None:
-        """Computes x @ weight.T + bias + added or, if gated, activated(x @ gate.T) * (x @ up.T), by the
-        kernel that is the fastest for so many rows."""
-        few = few_rows.FewRows(rows, out, x, added, weight, bias, gated, activation)
-        if self._processors and few.can_launch():
-            few.launch(self._processors, self._early)
-            return
-        width, columns = out.shape[1], weight.shape[1]
-        weights, packed = self._weights, isinstance(weight, Packed)
-        if isinstance(weight, Packed):
-            weight, weights = self._expand(weight), self._inputs
-        weight_rows = 2 * width if gated else width
-        wide = self._processors > 0 and rows >= WIDE and columns % 8 == 0
-        if wide:
-            tile = wide_tile_for(rows, weight_rows, gated, self._shared_memory)
-        else:
-            tile = tile_for(rows, weight_rows, self._shared_memory)
-        tiles = cdiv(rows, tile.rows) * cdiv(weight_rows, tile.width)
-        settings = {
-            "ROWS": tile.rows,
-            "WIDTH": tile.width,
-            "STEP": tile.step,
-            "BIASED": bias is not None,
-            "ADDED": added is not None,
-            "GATED": gated,
-            "ACTIVATION": activation,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
-        # An argument that a kernel does not read is any array.
-        bias, residual = weight if bias is None else bias, out if added is None else added
-        sizes = (bias, residual, out, rows, width, columns, residual.stride(0), out.stride(0))
-        if wide:
-            self._launch(
-                linear.wide_linear_kernel,
-                (min(tiles, self._processors),),
-                _described(self._inputs, x, rows, columns, tile.rows, tile.step),
-                _described(weights, weight, len(weight), columns, tile.width, tile.step),
-                *sizes,
-                PIECES=tile.pieces,
-                **settings,
-            )
-        else:
-            even = columns % tile.step == 0
-            ahead = self._early and even and rows <= 16 and tile.step <= _AHEAD and not packed
-            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead}
-            self._launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
-
-    def _expand(self, weight: Packed) -> torch.Tensor:
-        """Returns a packed matrix in half precision, until the next call."""
-        rows, columns = weight.shape
-        if self._expanded.numel() < rows * columns:
-            self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
-            self._moved = True
-        out = self._expanded[: rows * columns].view(rows, columns)
-        grid = cdiv(rows, _EXPANDED_ROWS), cdiv(columns, _COLUMNS)
-        self._launch(
-            linear.expand_kernel,
-            grid,
-            words=weight.words(),
-            out=out,
-            rows=rows,
-            columns=columns,
-            ROWS=_EXPANDED_ROWS,
-            STEP=_COLUMNS,
-            **weight.arguments(),
-        )
-        return out
+        """Computes x @ weight.T + bias + added or, if gated, activated(x @ gate.T) * (x @ up.T)."""
+        product = MatrixProduct(rows, out, x, added, weight, bias, gated, activation)
+        self._products.launch(product, self._launch, self._early)
 
     def _down(self, step: Step, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:
         self._low_rank(step, x, weight, None, out, places)
@@ -445,18 +358,6 @@ def _attention_keeps(step: Step, query: Product, key: Product) -> bool:
     """Returns whether the kernel of attention rotates queries and keys and writes keys and values itself."""
     plain = query.norm is None and key.norm is None and query.angles is key.angles
     return step.one_each and step.reach is None and plain
-
-
-def _described(
-    known: dict[tuple[int, ...], TensorDescriptor], array: Any, rows: int, columns: int, *tile: int
-) -> TensorDescriptor:
-    """Returns a descriptor by which a kernel copies tiles of the first rows of an array. Most are known: the
-    products of all layers read the same few buffers."""
-    key = (array.data_ptr(), array.stride(0), rows, columns, *tile)
-    found = known.get(key)
-    if found is None:
-        found = known[key] = TensorDescriptor(array, [rows, columns], [array.stride(0), 1], [*tile])
-    return found
 
 
 def head_block(head_dim: int) -> int:

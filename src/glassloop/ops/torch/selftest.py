@@ -86,7 +86,9 @@ def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
     expected, differing = _product(x, weight.expanded(), added, False), 0
     for rows in (1, len(x)):
         out = torch.empty_like(added[:rows])
-        few_rows.FewRows(rows, out, x[:rows], added[:rows], weight).launch(tma_processors(), early=False)
+        few_rows.MatrixProduct(rows, out, x[:rows], added[:rows], weight).launch(
+            tma_processors(), early=False
+        )
         differing += int((out != expected[:rows]).any(1).sum())
     return differing
 
