@@ -12,6 +12,7 @@ from cli.terminal import GLASSLOOP, Session, run
 
 from glassloop import LLM, Sampling
 from glassloop.cli.chat.conversation import Conversation
+from glassloop.cli.chat.drawing import draw
 from glassloop.cli.terminal import print_json
 from glassloop.errors import GlassloopError
 from glassloop.trace.file import read
@@ -280,3 +281,10 @@ def test_a_text_of_several_tokens_is_an_edit(talk):
 def test_many_samples_are_refused(llm):
     with pytest.raises(GlassloopError, match="samples is 2"):
         Conversation(llm, Sampling(n=2))
+
+
+def test_the_tree_says_how_a_long_answer_ended(talk):
+    answer(talk, "Tell me a long story about the sea and the wind.")
+    shown = draw(talk)
+    assert "… (cut by max_tokens)  ← here" in shown and len(talk.last.run.text) > 30
+    assert max(map(len, shown.splitlines())) < 80

@@ -29,7 +29,8 @@ def _draw(turns: list[Turn], path: list[Turn], indent: str, lines: list[str]) ->
         for turn in answers:
             mark = "●" if turn in path else "○"
             here = "  ← here" if path and turn is path[-1] else ""
-            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {_line(_own(turn.run))}{here}")
+            shown = _line(_own(turn.run), _ending(turn.run))
+            lines.append(f"{indent}  {mark} {turn.run.id[:8]}  {shown}{here}")
             # A conversation without branches is not indented, however long it is.
             alone = len(questions) == 1 and len(answers) == 1
             _draw(turn.below, path, indent if alone else indent + "    ", lines)
@@ -38,15 +39,15 @@ def _draw(turns: list[Turn], path: list[Turn], indent: str, lines: list[str]) ->
 def _own(run: Run) -> str:
     """Returns the part of an answer that is its own, and how it came about."""
     if run.reason is None:
-        return run.text + _ending(run)
+        return run.text
     if run.reason == "rewound":
         return f"rewound to {run.fork_at}: {run.text}"
     own = "".join([token.text for token in run.tokens[run.fork_at or 0 :]]) + run.tail
-    return f"from token {run.fork_at}:{own if own[:1].isspace() else ' ' + own}{_ending(run)}"
+    return f"from token {run.fork_at}:{own if own[:1].isspace() else ' ' + own}"
 
 
 def _ending(run: Run) -> str:
-    return f" ({ending(run)})" if ending(run) else ""
+    return f" ({ending(run)})" if ending(run) and run.reason != "rewound" else ""
 
 
 def ending(run: Run) -> str:
@@ -67,5 +68,6 @@ def transcript(talk: Conversation) -> str:
     return "\n".join(parts)
 
 
-def _line(text: str) -> str:
-    return cut(" ".join(text.split()), _WIDTH)
+def _line(text: str, ending: str = "") -> str:
+    """Returns a text on one line, cut so that its ending is always shown."""
+    return cut(" ".join(text.split()), _WIDTH - len(ending)) + ending
