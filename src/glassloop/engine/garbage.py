@@ -18,7 +18,8 @@ _OFTEN = 60.0  # seconds after which all objects are collected, however busy the
 # Collections of the second generation after which they are, too. One follows some 7,000 new objects, so what
 # is garbage and was left out stays below a few hundred megabytes.
 _MOST = 200
-# Python 3.12 itself leaves out some hundred objects that never die: a program that freezes objects has more.
+# Python 3.12 itself leaves out some hundred objects that never die; a program that has called `gc.freeze` has
+# more than this many left out.
 _FEW = 10_000
 
 
