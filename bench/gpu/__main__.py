@@ -1,19 +1,20 @@
-"""`python -m bench.gpu bits|compiled|engine|few|host|peers|speed|tiles`: are the bits always the same, how
-fast are compiled PyTorch, the whole engine, products of few rows, the engine without a GPU, products beside
-cuBLAS and forward passes, which tiles are fastest."""
+"""`python -m bench.gpu accuracy|bits|compiled|engine|host|packed|peers|speed|tiles`: how near logits are to
+float32, whether bits are always the same, how fast compiled PyTorch, the whole engine, the engine without a
+GPU, products with packed matrices, products beside cuBLAS and forward passes are, which tiles are fastest."""
 
 from __future__ import annotations
 
 import argparse
 
-from bench.gpu import bits, compiled, engine, few, host, peers, speed, tiles
+from bench.gpu import accuracy, bits, compiled, engine, host, packed, peers, speed, tiles
 
 _COMMANDS = {
+    "accuracy": accuracy,
     "bits": bits,
     "compiled": compiled,
     "engine": engine,
-    "few": few,
     "host": host,
+    "packed": packed,
     "peers": peers,
     "speed": speed,
     "tiles": tiles,

@@ -10,7 +10,7 @@ from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, Mo
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.torch.device import DEVICE, HALF
-from glassloop.ops.torch.matrix import COLUMNS, Packed, TorchMatrix
+from glassloop.ops.torch.matrix import CHUNK, Packed, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
 
 # layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
@@ -43,7 +43,7 @@ class RandomOps(TorchOps):
         if not isinstance(tensor, _Shape):
             return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
-        if self._weights != "bf16" and tensor.shape[1] % COLUMNS == 0:
+        if self._weights != "bf16" and tensor.shape[1] % CHUNK == 0:
             return TorchMatrix.of(random_packed(*tensor.shape, scale, 8 if self._weights == "q8" else 4))
         values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
         return TorchMatrix.of(values)
@@ -53,12 +53,12 @@ class RandomOps(TorchOps):
 
 
 def random_packed(out: int, into: int, scale: float, bits: int) -> Packed:
-    codes = torch.empty((out, into * bits // 8), dtype=torch.uint8, device=DEVICE).random_()
+    least, most = (-128, 128) if bits == 8 else (0, 16)
+    kind = torch.int8 if bits == 8 else torch.uint8
+    codes = torch.randint(least, most, (out, into), dtype=kind, device=DEVICE)
     spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
     scales = torch.full((out, into // 32), spread, dtype=torch.float16, device=DEVICE)
-    if bits == 8:
-        return Packed(codes.view(torch.int8), scales, None, 8, 0, 32)
-    return Packed(codes, scales, scales * -7.5, 4, 0, 32)
+    return Packed.of(codes, scales, None if bits == 8 else scales * -7.5, bits, 0)
 
 
 def random_model(name: str, context: int = 8192, seed: int = 0, weights: str = "bf16") -> Transformer:

@@ -35,7 +35,8 @@ CHECKS = (
     "memory",
     "packed",
     "wide",
-    "few_rows",
+    "slices",
+    "packed_linear",
 )
 
 

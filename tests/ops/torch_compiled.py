@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from glassloop.ops.torch import rows as device_rows
-from glassloop.ops.torch.kernels import adapter, attention, linear, pointwise
+from glassloop.ops.torch.kernels import adapter, attention, linear, packed, pointwise
 from glassloop.ops.torch.launcher import ATTENTION, BLOCK, KEPT_HEADS
 from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
 from glassloop.ops.torch.tiles import tile_for, wide_tile_for
@@ -71,6 +71,7 @@ _WIDE_ARRAYS = {"lines": "*i64", "doubles": "*fp64"}
 _OWN = {
     "take_kernel": {"x": "*fp32", "rows": "*i32", "out": "*fp32"},
     "embed_kernel": {"out": "*fp32"},
+    "embed_packed_kernel": {"out": "*fp32"},
     "norm_kernel": {"x": "*fp32", "weight": "*fp32"},
     "heads_kernel": {"x": "*fp32", "weight": "*fp32"},
     "keep_kernel": {"x": "*fp32", "weight": "*fp32"},
@@ -81,7 +82,7 @@ _OWN = {
 
 def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **options: Any) -> Any:
     """Compiles a kernel as for arrays that are aligned and sizes that are multiples of 16."""
-    named = ("x", "weight", "table", "words", "scales", "minimums", "out")
+    named = ("x", "weight", "words", "scales", "out")
     own = {name: options.pop(name) for name in named if name in options}
     types: dict[str, str] = _OWN.get(kernel.__name__, {}) | own
     signature = {}
@@ -129,12 +130,12 @@ def variants(
     """Yields kernels with the constants and options that programs launch them with; products and attention of
     these numbers of rows."""
     early = SHARED_MEMORY[architecture] > 200_000
-    yield pointwise.embed_kernel, {"BLOCK": 1024, "HALVED": True} | _PLAIN, {}
-    for bits, minimum, kind in _PACKINGS:
-        about, types = _packed(bits, minimum, kind, "table")
-        yield pointwise.embed_kernel, {"BLOCK": 1024, "HALVED": True} | about, types
-        about, types = _packed(bits, minimum, kind, "words")
-        yield linear.expand_kernel, {"ROWS": 4, "STEP": 1024} | about, types
+    yield pointwise.embed_kernel, {"BLOCK": 1024}, {}
+    for bits, group, minimum in ((4, 32, True), (8, 32, False), (8, 16, True)):
+        about = {"BITS": bits, "ZERO": 0, "GROUP": group, "MINIMUM": minimum}
+        types = {"words": "*i32", "scales": "*i16"}
+        yield packed.embed_packed_kernel, {"BLOCK": 1024} | about, types
+        yield packed.expand_kernel, {"ROWS": 8, "STEP": 512, "MATRICES": 2} | about, types
     yield pointwise.take_kernel, {"BLOCK": 1024, "EARLY": early}, {}
     for centred in (False, True):
         yield pointwise.norm_kernel, {"BLOCK": 4096, "CENTRED": centred, "EARLY": early}, {"num_warps": 8}
@@ -177,18 +178,6 @@ def variants(
         for few in ({}, {"SOME": device_rows.FEW_GROUPS}):
             constants = device_rows.SETTINGS | {"MOST_PARTS": 32, "EARLY": early} | few
             yield kernel, {name: value for name, value in constants.items() if name in kernel.arg_names}, {}
-
-
-# What kernels are given of a matrix that is not packed; and kinds of packed ones: bits, whether they have a
-# minimum, and the type of their scales.
-_PLAIN = {"scales": None, "minimums": None, "BITS": 0, "ZERO": 0, "GROUP": 32, "MINIMUM": False}
-_PACKINGS = ((4, True, "*fp16"), (8, False, "*fp16"), (8, False, "*fp32"))
-
-
-def _packed(bits: int, minimum: bool, kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the constants about a packed matrix, and the types of its arrays."""
-    constants = {"BITS": bits, "ZERO": 0, "GROUP": 16 if kind == "*fp32" else 32, "MINIMUM": minimum}
-    return constants, {name: "*i16" if bits == 4 else "*i32", "scales": kind, "minimums": kind}
 
 
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:

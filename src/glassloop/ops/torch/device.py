@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 import triton
@@ -36,6 +37,12 @@ def tma_processors() -> int:
         return 0
     if torch.cuda.get_device_capability() < (9, 0) or shared_memory() < _WIDE_BYTES:
         return 0
+    return processors()
+
+
+@cache
+def processors() -> int:
+    """Returns the number of multiprocessors."""
     return int(torch.cuda.get_device_properties(DEVICE).multi_processor_count)
 
 
@@ -47,6 +54,7 @@ def free_memory() -> int:
     return int(torch.cuda.mem_get_info()[0] + unused)
 
 
+@cache
 def shared_memory() -> int:
     """Returns the bytes of shared memory that one program of a kernel may have."""
     if INTERPRETED:
@@ -67,7 +75,7 @@ def check_room(what: str, needed: int) -> None:
 def keeps_packed(expanded: int, packed: int) -> bool:
     """Returns whether quantized matrices stay as they are in the device's memory, where they take `packed`
     bytes: if GLASSLOOP_GPU_WEIGHTS says so or, unless it says otherwise, if the `expanded` bytes that they
-    take in half precision do not fit. The results are the same."""
+    take in half precision do not fit."""
     asked = os.environ.get("GLASSLOOP_GPU_WEIGHTS", "auto")
     if asked not in ("auto", "packed", "expanded"):
         raise GlassloopError(f"GLASSLOOP_GPU_WEIGHTS is {asked!r}; one of auto, packed, expanded is expected")

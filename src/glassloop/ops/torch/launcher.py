@@ -11,11 +11,10 @@ import torch
 
 from glassloop.ops.batch import PAGE
 from glassloop.ops.exact import sin_cos
-from glassloop.ops.torch.device import DEVICE, HALF
-from glassloop.ops.torch.few_rows import MatrixProduct
-from glassloop.ops.torch.kernels import adapter, attention, pointwise
+from glassloop.ops.torch.device import DEVICE
+from glassloop.ops.torch.kernels import adapter, attention, packed, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
-from glassloop.ops.torch.matrix import Packed
+from glassloop.ops.torch.matrix import MatrixProduct, Packed
 from glassloop.ops.torch.products import Products
 from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
 from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, Heads, Step, partial_room
@@ -88,11 +87,11 @@ class Launcher:
     def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
         width = out.shape[1]
         grid = (rows, cdiv(width, _COLUMNS))
-        settings = {"BLOCK": _COLUMNS}
+        about = {"ids": step.ids[ids], "out": out, "width": width, "BLOCK": _COLUMNS}
         if isinstance(table, Packed):
-            settings |= table.arguments() | {"HALVED": HALF is torch.bfloat16}
-            table = table.words()
-        self._launch(pointwise.embed_kernel, grid, step.ids[ids], table, out, width, **settings)
+            self._launch(packed.embed_packed_kernel, grid, **about, **table.arguments())
+        else:
+            self._launch(pointwise.embed_kernel, grid, table=table, **about)
 
     def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]

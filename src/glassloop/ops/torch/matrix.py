@@ -7,92 +7,132 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from glassloop.ops.quant import BF16, F16, Float32
+from glassloop.ops.quant import BF16, F16
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import DEVICE, HALF
 
-COLUMNS = 128  # a matrix stays packed if it has a multiple of so many
+CHUNK = 128  # columns of a packed matrix that lie together; it has a multiple of so many
+UNIT = 8  # rows that lie together
+_SLAB = 2048  # rows that are packed at a time
 
 
 class Packed(NamedTuple):
-    """A quantized matrix [out, in]. A value is `scale * (code - zero) + minimum`, computed in float32 and
-    rounded to half precision, so that its bits are those of the matrix in half precision.
+    """A quantized matrix [out, in], whose values are `scale * (code - zero) + minimum`, rounded once to half
+    precision, with one scale and one minimum for each group of a row, which are in half precision too.
 
-    The codes of a row are permuted within each 128 columns (of 8 bits: 64), so that a lane of `few_rows.cu`
-    finds those that it needs in 16 bytes: first the columns 0 to 3 of each 16, then 4 to 7, 8 to 11 and 12 to
-    15."""
+    The rows are divided into units of 8, and their columns into chunks of 128. A chunk of a unit has the
+    codes, then for each row the scale of each group, followed by its minimum. The codes are in the order in
+    which lanes of `packed_linear.cu` read them, 16 bytes each: `_CODE_AXES` says how."""
 
-    codes: torch.Tensor  # [out, in] int8; of 4 bits, [out, in / 2] uint8: the first of two in the low bits
-    scale: torch.Tensor  # [out, in / group], float16 if that is exact, else float32
-    minimum: torch.Tensor | None  # likewise
-    bits: int  # 8 or 4
+    data: torch.Tensor  # [units, bytes] uint8
+    shape: tuple[int, int]
+    bits: int  # of a code: 8 (signed) or 4 (unsigned)
     zero: int
-    group: int  # values that share a scale
+    group: int  # columns that share a scale: 16 or 32
+    minimum: bool  # whether there are minimums
+    matrices: int = 1  # whose units lie one below the other and whose rows are taken in turn: 1 or 2
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        out, into = self.codes.shape
-        return out, into * 8 // self.bits
+    @classmethod
+    def of(
+        cls, codes: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None, bits: int, zero: int
+    ) -> Packed:
+        """Packs codes [out, in], int8 or (of 4 bits) uint8, and scales and minimums [out, groups]."""
+        out, into = codes.shape
+        factors = scale[..., None] if minimum is None else torch.stack([scale, minimum], 2)
+        missing = -out % UNIT
+        codes = functional.pad(codes.view(torch.uint8), (0, 0, 0, missing))
+        factors = functional.pad(factors.bfloat16(), (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, UNIT))
+        sizes, order = _CODE_AXES[bits]
+        units, chunks = len(codes) // UNIT, into // CHUNK
+        turned = codes.view(units, UNIT, chunks, *sizes).permute(order)
+        if bits == 4:
+            turned = turned[..., 0] | (turned[..., 1] << 4)
+        parts = [
+            turned.reshape(units, chunks, -1),
+            factors.unflatten(2, (chunks, -1)).transpose(1, 2).contiguous().view(torch.uint8).flatten(2),
+        ]
+        data = torch.cat(parts, 2).flatten(1)
+        return cls(data, (out, into), bits, zero, into // scale.shape[1], minimum is not None)
 
-    def to(self, device: torch.device) -> Packed:
-        minimum = None if self.minimum is None else self.minimum.to(device)
-        return self._replace(codes=self.codes.to(device), scale=self.scale.to(device), minimum=minimum)
-
-    def rows(self, part: slice) -> Packed:
-        minimum = None if self.minimum is None else self.minimum[part]
-        return self._replace(codes=self.codes[part], scale=self.scale[part], minimum=minimum)
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Returns the codes less the zero as int8, [out, in], and scales and minimums, [out, groups]: the
+        opposite of `of`."""
+        (out, into), chunks = self.shape, self.shape[1] // CHUNK
+        data = self.data.unflatten(1, (chunks, -1))
+        codes, factors = data[..., : CHUNK * self.bits], data[..., CHUNK * self.bits :].contiguous()
+        sizes, order = _CODE_AXES[self.bits]
+        whole = [len(data), UNIT, chunks, *sizes]
+        if self.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], -1)
+        back = [order.index(axis) for axis in range(len(order))]
+        codes = codes.reshape([whole[axis] for axis in order]).permute(back).reshape(-1, into)
+        factors = factors.view(torch.bfloat16).view(len(data), chunks, UNIT, -1, 1 + self.minimum)
+        factors = factors.transpose(1, 2).reshape(len(codes), -1, 1 + self.minimum)
+        found = [codes.view(torch.int8) - self.zero, *factors.unbind(-1)]
+        if self.matrices > 1:
+            found = [each.unflatten(0, (self.matrices, -1)).transpose(0, 1).flatten(0, 1) for each in found]
+        found = [each[:out] for each in found]
+        return found[0], found[1], found[2] if self.minimum else None
 
     def expanded(self) -> torch.Tensor:
         """Returns the values in half precision."""
-        codes = self._wide().float().unflatten(1, (-1, self.group))
-        values = codes * self.scale.float()[..., None]
-        if self.minimum is not None:
-            values += self.minimum.float()[..., None]
+        codes, scale, minimum = self.parts()
+        values = codes.double().unflatten(1, (-1, self.group)) * scale.double()[..., None]
+        if minimum is not None:
+            values += minimum.double()[..., None]
         return values.flatten(1).to(HALF)
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments besides the codes by which a kernel reads the matrix."""
+        """Returns the arguments by which Triton's kernels read the matrix."""
         return {
-            "scales": self.scale,
-            "minimums": self.scale if self.minimum is None else self.minimum,  # not read if there is none
+            "words": self.data.view(torch.int32),
+            "scales": self.data.view(torch.int16),  # the bits of bfloat16
             "BITS": self.bits,
             "ZERO": self.zero,
             "GROUP": self.group,
-            "MINIMUM": self.minimum is not None,
+            "MINIMUM": self.minimum,
         }
-
-    def words(self) -> torch.Tensor:
-        """Returns the codes in words of 4, as the other kernels read them: [out, in / 4]."""
-        return self.codes.view(torch.int32 if self.bits == 8 else torch.int16)
-
-    def _wide(self) -> torch.Tensor:
-        """Returns the codes as int8, less the zero, in the order of the columns."""
-        wide = self.codes
-        if self.bits == 4:
-            wide = torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1).to(torch.int8) - self.zero
-        return wide.unflatten(1, (-1, 4, 32 // self.bits, 4)).transpose(2, 3).flatten(1)
 
     def like(self, others: Sequence[Packed]) -> Packed:
         """Returns the same values in a form that these matrices can have too, so that one kernel reads all of
-        them. The minimum of a value without one is minus zero, which changes no bit of a sum."""
-        kinds = {
-            (each.bits, each.zero, each.group, each.minimum is None, each.scale.dtype) for each in others
-        }
-        if len(kinds) == 1:
+        them."""
+        if len({each[2:] for each in others}) == 1:
             return self
+        codes, scale, minimum = self.parts()
         times = self.group // min(each.group for each in others)
-        wide = torch.float16 if all(each.scale.dtype is torch.float16 for each in others) else torch.float32
-        scale = self.scale.to(wide).repeat_interleave(times, 1)
-        minimum: torch.Tensor | None = None
-        if any(each.minimum is not None for each in others):
-            minimum = torch.full_like(scale, -0.0)
-            if self.minimum is not None:
-                minimum = self.minimum.to(wide).repeat_interleave(times, 1)
-        return Packed(_permuted(self._wide(), 8), scale, minimum, 8, 0, self.group // times)
+        if minimum is None and any(each.minimum for each in others):
+            minimum = torch.full_like(scale, -0.0)  # changes no bit of a sum
+        scale = scale.repeat_interleave(times, 1)
+        minimum = None if minimum is None else minimum.repeat_interleave(times, 1)
+        return Packed.of(codes, scale, minimum, 8, 0)
 
+
+# The axes of the codes of a unit, by their bits. In a matrix they are: units, rows, chunks; steps of 16
+# columns (two axes), lanes of a row, the two halves of the four columns of a lane, the columns of a half. And
+# the order in which they are stored: a word of 32 bits has one step of 8 bits or two of 4 bits, and in each
+# half of the word one column of each half. With 4 bits, the last axis is within a byte.
+_CODE_AXES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    8: ((2, 4, 4, 2, 2), (0, 2, 3, 1, 5, 4, 7, 6)),
+    4: ((4, 2, 4, 2, 2), (0, 2, 1, 5, 3, 7, 4, 6)),
+}
 
 Stored: TypeAlias = torch.Tensor | Packed
+
+
+class MatrixProduct(NamedTuple):
+    """A product of rows with a matrix: x @ weight.T + bias + added or, if gated,
+    activated(x @ gate.T) * (x @ up.T) for a weight that has the rows of gate and of up in turn."""
+
+    rows: int  # of x, out and added, which may have more
+    out: torch.Tensor
+    x: torch.Tensor
+    added: torch.Tensor | None
+    weight: Stored
+    bias: torch.Tensor | None = None
+    gated: bool = False
+    activation: int = 0  # an index of `ACTIVATIONS`
 
 
 class TorchMatrix:
@@ -122,8 +162,9 @@ class TorchMatrix:
         if packed and can_pack(self._tensor):
             stored = self._tensor.format
             size = 4 if stored.name in _FOUR_BITS else 8
-            scales = (4 if stored.block_values > 32 else 2) * (2 if stored.name in _WITH_MINIMUM else 1)
-            return self.out * self.into * size // 8 + self.out * self.into // _group(stored.name) * scales
+            scales = 4 if stored.name in _WITH_MINIMUM else 2
+            out = self.out + -self.out % UNIT
+            return out * self.into * size // 8 + out * self.into // _group(stored.name) * scales
         return int(self.out * self.into * HALF.itemsize)
 
     @property
@@ -131,7 +172,7 @@ class TorchMatrix:
         """The matrix on the device, to which the first use copies it."""
         if self._tensor is not None:
             if self.stays_packed and can_pack(self._tensor):
-                self._stored = pack(self._tensor).to(DEVICE)
+                self._stored = pack(self._tensor)
             else:
                 self._stored = _values(self._tensor).to(DEVICE).to(HALF)
             self._tensor.release()
@@ -146,25 +187,28 @@ class TorchMatrix:
         parts = [matrix.stored for matrix in matrices]
         if len(parts) == 1:
             return parts[0]
-        join = _in_turn if in_turn else _stacked
         packed = [part for part in parts if isinstance(part, Packed)]
-        whole: Stored
-        if len(packed) < len(parts):
-            values = [part.expanded() if isinstance(part, Packed) else part for part in parts]
-            whole = join(values)
-        else:
-            alike = [part.like(packed) for part in packed]
-            minimums = [each.minimum for each in alike if each.minimum is not None]
-            whole = alike[0]._replace(
-                codes=join([each.codes for each in alike]),
-                scale=join([each.scale for each in alike]),
-                minimum=join(minimums) if minimums else None,
-            )
+        # The matrices behind the first one begin with a unit.
+        if len(packed) == len(parts) and not any(matrix.out % UNIT for matrix in matrices):
+            return _joined_units(matrices, [part.like(packed) for part in packed], in_turn)
+        whole = (_in_turn if in_turn else _stacked)(
+            [part.expanded() if isinstance(part, Packed) else part for part in parts]
+        )
         starts = np.cumsum([0, *[matrix.out for matrix in matrices]]).tolist()
         for number, matrix in enumerate(matrices):
             rows = slice(number, None, len(matrices)) if in_turn else slice(*starts[number : number + 2])
-            matrix._stored = whole.rows(rows) if isinstance(whole, Packed) else whole[rows]
+            matrix._stored = whole[rows]
         return whole
+
+
+def _joined_units(matrices: Sequence[TorchMatrix], parts: Sequence[Packed], in_turn: bool) -> Packed:
+    """Returns packed matrices of the same form as one, of which each then is a part."""
+    data = _stacked([part.data for part in parts])
+    units = np.cumsum([0, *[matrix.out // UNIT for matrix in matrices]]).tolist()
+    for number, (matrix, part) in enumerate(zip(matrices, parts, strict=True)):
+        matrix._stored = part._replace(data=data[slice(*units[number : number + 2])])
+    shape = sum(matrix.out for matrix in matrices), matrices[0].into
+    return parts[0]._replace(data=data, shape=shape, matrices=len(matrices) if in_turn else 1)
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -209,44 +253,36 @@ def _group(name: str) -> int:
     return 16 if name == "Q6_K" else 32
 
 
-def _permuted(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Returns codes, each in a byte, in the order that `Packed` has: the opposite of `_wide` there."""
-    return codes.unflatten(1, (-1, 32 // bits, 4, 4)).transpose(2, 3).flatten(1)
-
-
 def can_pack(tensor: Tensor) -> bool:
     """Returns whether a tensor is a quantized one that can stay so on the device."""
-    return tensor.format.take_apart is not None and tensor.shape[1] % COLUMNS == 0
+    return tensor.format.take_apart is not None and tensor.shape[1] % CHUNK == 0
 
 
 def pack(tensor: Tensor) -> Packed:
-    """Returns a quantized tensor as codes, scales and minimums, on the host."""
+    """Returns a quantized tensor as codes, scales and minimums, on the device."""
     out, into = tensor.shape
     stored = tensor.format
     assert stored.take_apart is not None
-    codes, scale, minimum = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
-    group, codes = codes.shape[2], codes.reshape(out, into)
-    zero = 0
-    if stored.name in _FOUR_BITS:
-        zero = 8 if codes.dtype == np.int8 else 0
-        codes = (codes + codes.dtype.type(zero)).astype(np.uint8)
-    else:
-        codes = codes.astype(np.int8)
-    bits = 4 if stored.name in _FOUR_BITS else 8
-    permuted = _permuted(torch.from_numpy(codes), bits)
-    return Packed(
-        permuted if bits == 8 else permuted[:, 0::2] | (permuted[:, 1::2] << 4),
-        _narrowed(scale.reshape(out, -1), stored.block_values > 32),
-        None if minimum is None else _narrowed(minimum.reshape(out, -1), stored.block_values > 32),
-        bits,
-        zero,
-        group,
-    )
-
-
-def _narrowed(values: Float32, wide: bool) -> torch.Tensor:
-    """Returns scales in float16, in which files have them, or in float32 if they are products of such."""
-    return torch.from_numpy(np.ascontiguousarray(values if wide else values.astype(np.float16)))
+    blocks = tensor.data.reshape(out, -1, stored.block_bytes)
+    slabs: list[Packed] = []
+    for first in range(0, out, _SLAB):
+        rows = min(_SLAB, out - first)
+        slab = blocks[first : first + rows].reshape(-1, stored.block_bytes)
+        codes, scale, minimum = stored.take_apart(slab)
+        codes, zero = codes.reshape(rows, into), 0
+        bits = 4 if stored.name in _FOUR_BITS else 8
+        if bits == 4:
+            zero = 8 if codes.dtype == np.int8 else 0
+            codes = (codes + codes.dtype.type(zero)).astype(np.uint8)
+        else:
+            codes = codes.astype(np.int8)
+        made = [
+            None if each is None else torch.from_numpy(np.ascontiguousarray(each)).to(DEVICE).view(rows, -1)
+            for each in (codes, scale, minimum)
+        ]
+        assert made[0] is not None and made[1] is not None
+        slabs.append(Packed.of(made[0], made[1], made[2], bits, zero))
+    return slabs[0]._replace(data=torch.cat([slab.data for slab in slabs]), shape=(out, into))
 
 
 def _values(tensor: Tensor) -> torch.Tensor:

@@ -51,20 +51,20 @@ def translate(source: Path, settings: Settings, architecture: str) -> bytes:
 def launch(
     source: Path,
     settings: Settings,
-    blocks: int,
+    grid: tuple[int, int],
     threads: int,
     shared: int,
     arguments: Sequence[Any],
     early: bool,
 ) -> None:
-    """Launches the kernel in a file, which has its name, on the current stream: so many blocks of so many
+    """Launches the kernel in a file, which has its name, on the current stream: a grid of blocks of so many
     threads with so many bytes of shared memory. `arguments` are values of `ctypes`; `early` is whether it may
     start before the previous kernel has ended."""
     kernel = _compiled(source, settings, shared, torch.cuda.current_device())
     attribute = _Attribute(id=6)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value[0] = 1
     config = _Config(
-        grid=(blocks, 1, 1),
+        grid=(*grid, 1),
         block=(threads, 1, 1),
         shared=shared,
         stream=torch.cuda.current_stream().cuda_stream,

@@ -47,10 +47,16 @@ class TorchOps:
     most_running = SIZES[-1]
 
     def __init__(self) -> None:
-        self.description = f"torch/{describe()}" + ("" if exact() else "/inexact")
+        self._description = f"torch/{describe()}" + ("" if exact() else "/inexact")
+        self._keeps_packed = False  # whether a program has weights that stay packed
         self.rows = _row_ops()
         self._recorder = Recorder()
         self._one_recording = Lock()
+
+    @property
+    def description(self) -> str:
+        """The name with what bits may depend on; products with packed weights are other sums."""
+        return self._description + ("/packed" if self._keeps_packed else "")
 
     def host(self, array: Float32 | DeviceRows) -> Float32:
         return array.host() if isinstance(array, DeviceRows) else array
@@ -65,6 +71,7 @@ class TorchOps:
             made = compute(batch, ())  # type: ignore[arg-type]
             several = isinstance(made, list)
             program = Program(recorder, [recorder.value(each) for each in (made if several else [made])])
+            self._keeps_packed |= program.is_packed
         return program if several else program.only
 
     def page_bytes(self, spec: CacheSpec) -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from glassloop.ops.torch import packed_linear
 from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processors
-from glassloop.ops.torch.few_rows import MatrixProduct
-from glassloop.ops.torch.kernels import linear
-from glassloop.ops.torch.matrix import Packed
-from glassloop.ops.torch.tiles import WIDE, cdiv, tile_for, wide_tile_for
+from glassloop.ops.torch.kernels import linear, packed
+from glassloop.ops.torch.matrix import MatrixProduct, Packed
+from glassloop.ops.torch.tiles import WIDE, cdiv, sliced_tile_for, tile_for, wide_tile_for
 
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
-_EXPANDED_ROWS, _EXPANDED_COLUMNS = 4, 1024  # of a packed matrix that one program writes in half precision
+_EXPANDED_ROWS, _EXPANDED_COLUMNS = 8, 512  # of a packed matrix that one program writes in half precision
 
 
 class Products:
@@ -41,18 +41,19 @@ class Products:
     def launch(self, product: MatrixProduct, launch: Callable[..., None], early: bool) -> None:
         """Computes a product of any number of rows. `launch` launches one of Triton's kernels; `early` is
         whether kernels are launched before the previous one has ended."""
-        if self.processors and product.can_launch():
-            product.launch(self.processors, early)
+        if packed_linear.can_launch(product):
+            packed_linear.launch(product, early)
             return
         rows, out, x, added, weight, bias, gated, activation = product
-        width, columns = out.shape[1], weight.shape[1]
-        weights, packed = self._weights, isinstance(weight, Packed)
+        width, columns, slices = out.shape[1], weight.shape[1], 1
         if isinstance(weight, Packed):
-            weight, weights = self._expand(weight, launch), self._inputs
+            weight, slices = self._expand(weight, launch), packed_linear.SLICES
         weight_rows = 2 * width if gated else width
-        wide = self.processors > 0 and rows >= WIDE and columns % 8 == 0
+        wide = self.processors > 0 and rows >= WIDE and columns % 8 == 0 and slices == 1
         if wide:
             tile = wide_tile_for(rows, weight_rows, gated, self.shared_memory)
+        elif slices > 1:
+            tile = sliced_tile_for(rows, weight_rows, self.shared_memory)
         else:
             tile = tile_for(rows, weight_rows, self.shared_memory)
         tiles = cdiv(rows, tile.rows) * cdiv(weight_rows, tile.width)
@@ -75,15 +76,15 @@ class Products:
                 linear.wide_linear_kernel,
                 (min(tiles, self.processors),),
                 _described(self._inputs, x, rows, columns, tile.rows, tile.step),
-                _described(weights, weight, len(weight), columns, tile.width, tile.step),
+                _described(self._weights, weight, len(weight), columns, tile.width, tile.step),
                 *sizes,
                 PIECES=tile.pieces,
                 **settings,
             )
         else:
             even = columns % tile.step == 0
-            ahead = early and even and rows <= 16 and tile.step <= _AHEAD and not packed
-            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead}
+            ahead = early and even and rows <= 16 and tile.step <= _AHEAD and slices == 1
+            settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, "SLICES": slices}
             launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
     def _expand(self, weight: Packed, launch: Callable[..., None]) -> torch.Tensor:
@@ -94,14 +95,14 @@ class Products:
             self._moved = True
         out = self._expanded[: rows * columns].view(rows, columns)
         launch(
-            linear.expand_kernel,
+            packed.expand_kernel,
             (cdiv(rows, _EXPANDED_ROWS), cdiv(columns, _EXPANDED_COLUMNS)),
-            words=weight.words(),
             out=out,
             rows=rows,
             columns=columns,
             ROWS=_EXPANDED_ROWS,
             STEP=_EXPANDED_COLUMNS,
+            MATRICES=weight.matrices,
             **weight.arguments(),
         )
         return out

@@ -17,6 +17,7 @@ from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, memory_errors
 from glassloop.ops.torch.launcher import Launcher, head_block
+from glassloop.ops.torch.matrix import Packed
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import Recorder, Value
 from glassloop.ops.torch.rows import DeviceRows, Timer
@@ -34,6 +35,7 @@ class Program:
         homes, self._needs = recorder.lay_out(results)
         self._results = [homes[result.id] for result in results]
         self._settings = prepare_weights(calls)
+        self.is_packed = any(isinstance(each.get("weight"), Packed) for each in self._settings)
         self._launcher = Launcher()
         # Of each call: the method that launches it, whether it computes the wanted rows only, its buffers.
         self._launches = [

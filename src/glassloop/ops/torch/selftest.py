@@ -17,17 +17,22 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from glassloop.ops.torch import few_rows, nvrtc
+from glassloop.ops.torch import matrix, nvrtc, packed_linear, products
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shared_memory, tma_processors
-from glassloop.ops.torch.kernels import linear
-from glassloop.ops.torch.matrix import Packed
+from glassloop.ops.torch.kernels import linear, packed
+from glassloop.ops.torch.matrix import MatrixProduct, Packed
 from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
 
 _LOG = logging.getLogger(__name__)
 _ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, the last two by descriptors too
 _WIDTH, _COLUMNS = 1024, 2048
 _FILE = "glassloop-selftest"
-_FILES = (__file__, linear.__file__, few_rows.__file__, few_rows.SOURCE)  # what it tests
+# What it tests.
+_FILES = (
+    *(str(each.__file__) for each in (linear, packed, matrix, products, packed_linear)),
+    __file__,
+    str(packed_linear.SOURCE),
+)
 
 
 @cache
@@ -68,29 +73,32 @@ def rows_differing(product: Any = None) -> int:
         for wide in (False, True) if rows >= WIDE and tma_processors() else (False,):
             found = product(x[:rows], weight, added[:rows], wide)[kept]
             differing += int((found != alone[: len(kept)]).any(1).sum())
-    if product is _product and tma_processors() and nvrtc.is_available():
-        differing += _packed_rows_differing(x[:9], added[:9])
+    if product is _product and nvrtc.is_available():
+        most = packed_linear.MOST_ROWS + 1
+        differing += _packed_rows_differing(x[:most], added[:most])
     return differing
 
 
 def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
-    """Returns how many rows differ between products with a packed matrix and with the same one expanded."""
-    codes = (
-        torch.arange(_WIDTH * _COLUMNS // 2, device=DEVICE)
-        .view(_WIDTH, -1)
-        .mul(2654435761)
-        .bitwise_right_shift(7)
-    )
+    """Returns how many rows of products with a packed matrix differ between Triton's kernels, which compute
+    all rows, and the one for few rows."""
+    codes = torch.arange(_WIDTH * _COLUMNS, device=DEVICE).view(_WIDTH, -1).mul(2654435761) >> 7
     scale = codes[:, : _COLUMNS // 32].remainder(61).add(1).div(64).half()
-    weight = Packed(codes.to(torch.uint8), scale, scale * -7, 4, 0, 32)
-    expected, differing = _product(x, weight.expanded(), added, False), 0
-    for rows in (1, len(x)):
-        out = torch.empty_like(added[:rows])
-        few_rows.MatrixProduct(rows, out, x[:rows], added[:rows], weight).launch(
-            tma_processors(), early=False
-        )
-        differing += int((out != expected[:rows]).any(1).sum())
+    weight = Packed.of((codes & 15).to(torch.uint8), scale, scale * -7, 4, 0)
+    launcher, differing = products.Products(), 0
+    made = [
+        MatrixProduct(rows, torch.empty_like(added[:rows]), x, added, weight) for rows in (len(x), 1, 2, 9)
+    ]
+    for each in made:
+        launcher.launch(each, _launch, early=False)
+        differing += int((each.out != made[0].out[: each.rows]).any(1).sum())
     return differing
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
+    if "EARLY" in kernel.arg_names:
+        settings["EARLY"] = False
+    kernel[grid](*arguments, enable_fp_fusion=False, **settings)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: bool) -> torch.Tensor:

@@ -83,6 +83,16 @@ def tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
 
 
 @cache
+def sliced_tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
+    """Returns the tile of a product in slices, which needs twice as many accumulators; its step divides the
+    128 columns of a chunk."""
+    tile = tile_for(rows, weight_rows, shared_memory)
+    if tile.rows * tile.width > 64 * 128:
+        return _fitted(Tile(128, 128, 128, False, 8, 3), 0, shared_memory)
+    return tile._replace(step=min(tile.step, 128))
+
+
+@cache
 def wide_tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int) -> Tile:
     """Returns the tile of a product of many rows by `wide_linear_kernel`, likewise."""
     by_width = next(widths for most, widths in _WIDE if rows <= most)

@@ -9,27 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch import interpreted
 from glassloop.ops.torch.kernels.pointwise import (
     head_constants,
     head_values,
     let_next_start,
+    settled,
     tanh,
     wait_for_previous,
 )
 
-COMPILED = tl.constexpr(not interpreted())
 NOTHING = tl.constexpr(-1e30)  # the maximum over no keys; minus infinity would make NaN
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def settled(x):
-    """Returns the result of a product once it is computed. Triton does not wait for a product that is read
-    inside of an `if` (seen in 3.6 and 3.7), but for one that an instruction reads, though it does nothing."""
-    if COMPILED:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return x
 
 
 @triton.jit

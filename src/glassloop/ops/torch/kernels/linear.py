@@ -6,75 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glassloop.ops.torch.kernels.pointwise import (
-    activated,
-    code_in,
-    let_next_start,
-    wait_for_previous,
-    word_at,
-)
-
-
-@triton.jit
-def unpacked(
-    words,
-    scales,
-    minimums,
-    row,
-    row_in,
-    start,
-    columns,
-    STEP: tl.constexpr,
-    ROWS: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    GROUP: tl.constexpr,
-    MINIMUM: tl.constexpr,
-):
-    """Returns the columns from `start` on of some rows of a packed matrix, in float32: `Packed` of matrix.py
-    says how they are packed. Rows and columns that do not exist are zeros."""
-    four = start // 4 + tl.arange(0, STEP // 4)
-    inside = row_in[:, None] & (four < columns // 4)[None, :]
-    place = (row * (columns // 4))[:, None] + word_at(four, BITS)[None, :]
-    word = tl.load(words + place, mask=inside, other=0).to(tl.int32)
-    code = tl.reshape(code_in(word[:, :, None], tl.arange(0, 4)[None, None, :], BITS), [ROWS, STEP]) - ZERO
-    group = start // GROUP + tl.arange(0, STEP // GROUP)
-    inside = row_in[:, None] & (group < columns // GROUP)[None, :]
-    place = (row * (columns // GROUP))[:, None] + group[None, :]
-    scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
-    value = tl.reshape(code.to(tl.float32), [ROWS, STEP // GROUP, GROUP]) * scale[:, :, None]
-    if MINIMUM:
-        value = value + tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)[:, :, None]
-    return tl.reshape(value, [ROWS, STEP])
-
-
-@triton.jit
-def expand_kernel(
-    words,
-    scales,
-    minimums,
-    out,
-    rows,
-    columns,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    GROUP: tl.constexpr,
-    MINIMUM: tl.constexpr,
-):
-    """Writes a packed matrix in half precision."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    start, inside = tl.program_id(1) * STEP, row < rows
-    value = unpacked(
-        words, scales, minimums, row, inside, start, columns, STEP, ROWS, BITS, ZERO, GROUP, MINIMUM
-    )
-    column = start + tl.arange(0, STEP)
-    tl.store(
-        out + (row * columns)[:, None] + column[None, :],
-        value.to(out.dtype.element_ty),
-        mask=inside[:, None] & (column < columns)[None, :],
-    )
+from glassloop.ops.torch.kernels.pointwise import activated, let_next_start, settled, wait_for_previous
 
 
 @triton.jit
@@ -130,12 +62,15 @@ def linear_kernel(
     ACTIVATION: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr = False,
+    SLICES: tl.constexpr = 1,
 ):
     """Computes x @ weight.T + bias + residual or, if GATED, activated(x @ gate.T) * (x @ up.T) for a weight
     that has the rows of gate and of up in turn. A tile has ROWS rows of x and WIDTH of the weight and reads
     STEP columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed,
     in which the rows of the weight fill the larger side of a tensor core instruction. `width` is the number
-    of outputs. AHEAD (with EVEN): the first weights are read before the previous kernel has ended."""
+    of outputs. AHEAD (with EVEN): the first weights are read before the previous kernel has ended. With
+    SLICES, the columns are divided into as many slices of whole chunks of 128 columns; each is added up in
+    an accumulator of its own, and then the slices are (STEP divides 128)."""
     let_next_start(EARLY)
     weight_rows = width * 2 if GATED else width
     tiles = tl.cdiv(weight_rows, WIDTH)
@@ -168,6 +103,8 @@ def linear_kernel(
         weight_at += STEP
     else:
         wait_for_previous(EARLY)
+    slices = total
+    length = tl.cdiv(columns // 128, SLICES) * 128
     for start in range(first, columns, STEP):
         if EVEN:
             a = tl.load(x_at, mask=row_in[:, None], other=0.0)
@@ -179,6 +116,13 @@ def linear_kernel(
         total = added_product(a, b, total, SWAPPED)
         x_at += STEP
         weight_at += STEP
+        if SLICES > 1:
+            total = settled(total)
+            if (start + STEP) % length == 0:
+                slices = slices + total
+                total = tl.zeros_like(total)
+    if SLICES > 1:
+        total = slices + total
     if SWAPPED:
         total = total.T
     if BIASED:

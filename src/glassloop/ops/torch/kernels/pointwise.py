@@ -5,6 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from glassloop.ops.torch import interpreted
+
+COMPILED = tl.constexpr(not interpreted())
+
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
@@ -22,54 +26,21 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
-def word_at(four, BITS: tl.constexpr):
-    """Returns the places of words of four codes in a row of a packed matrix (`Packed` of matrix.py), for the
-    numbers of four columns."""
-    STEPS: tl.constexpr = 32 // BITS  # of 16 columns, within which words are permuted
-    return four // (4 * STEPS) * (4 * STEPS) + four % 4 * STEPS + four % (4 * STEPS) // 4
+def settled(x):
+    """Returns the result of a product once it is computed. Triton does not wait for a product that is read
+    inside of an `if` (seen in 3.6 and 3.7), but for one that an instruction reads, though it does nothing."""
+    if COMPILED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return x
 
 
 @triton.jit
-def code_in(word, number, BITS: tl.constexpr):
-    """Returns one of the four codes in a word, as an int32: signed, if it has 8 bits."""
-    if BITS == 8:
-        return (word << (24 - number * 8)) >> 24
-    return (word >> (number * 4)) & 15
-
-
-@triton.jit
-def embed_kernel(
-    ids,
-    table,
-    out,
-    width,
-    BLOCK: tl.constexpr,
-    scales=None,
-    minimums=None,
-    BITS: tl.constexpr = 0,
-    ZERO: tl.constexpr = 0,
-    GROUP: tl.constexpr = 32,
-    MINIMUM: tl.constexpr = False,
-    HALVED: tl.constexpr = True,
-):
-    """Copies row `ids[row]` of a table of half floats to `out` in float32. With BITS, the table is packed
-    (words of `Packed`, matrix.py): its values are computed and, if HALVED, rounded to half precision."""
+def embed_kernel(ids, table, out, width, BLOCK: tl.constexpr):
+    """Copies row `ids[row]` of a table of half floats to `out` in float32."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + row).to(tl.int64)
-    if BITS:
-        inside = columns < width
-        word = tl.load(table + token * (width // 4) + word_at(columns // 4, BITS), mask=inside, other=0)
-        code = code_in(word.to(tl.int32), columns % 4, BITS)
-        place = token * (width // GROUP) + columns // GROUP
-        values = (code - ZERO).to(tl.float32)
-        values = values * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
-        if MINIMUM:
-            values = values + tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
-        if HALVED:
-            values = values.to(tl.bfloat16)
-    else:
-        values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
+    values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
     tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=columns < width)
 
 
@@ -88,15 +59,15 @@ def take_kernel(x, rows, out, width, x_stride, BLOCK: tl.constexpr, EARLY: tl.co
 @triton.jit
 def moments(x, inside, width, eps, CENTRED: tl.constexpr):
     """Returns what to subtract from x (its mean, with CENTRED; else zero) and what to multiply by: one over
-    the root of the mean square of the difference. Sums are float64; x has to be zero where it is not inside.
-    """
+    the root of the mean square of the difference. Sums are float64, the rest is float32; x has to be zero
+    where it is not inside."""
     wide = x.to(tl.float64)
     centre = tl.full([], 0.0, tl.float64)
     if CENTRED:
         centre = tl.sum(wide, 0) / width
         wide = tl.where(inside, wide - centre, 0.0)
-    factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
-    return centre.to(tl.float32), factor.to(tl.float32)
+    mean = tl.div_rn(tl.sum(wide * wide, 0).to(tl.float32), width.to(tl.float32))
+    return centre.to(tl.float32), tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 
 
 @triton.jit

@@ -1,0 +1,116 @@
+"""Packed matrices (`Packed` of matrix.py): their values in half precision."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from glassloop.ops.torch.kernels.pointwise import COMPILED
+
+CHUNK = tl.constexpr(128)  # columns
+UNIT = tl.constexpr(8)  # rows
+
+
+@triton.jit
+def values_at(
+    words,
+    scales,
+    row,
+    column,
+    columns,
+    inside,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+):
+    """Returns the values at rows (as they are stored) and columns: scale * (code - zero) + minimum, rounded
+    once, to half precision. In Triton's interpreter, which has none, they are float32."""
+    EACH: tl.constexpr = 2 if MINIMUM else 1
+    GROUPS: tl.constexpr = CHUNK // GROUP
+    CHUNK_BYTES: tl.constexpr = CHUNK * BITS + UNIT * GROUPS * EACH * 2
+    step, lane, number = column % CHUNK // 16, row % UNIT * 4 + column % 16 // 4, column % 4
+    chunk = row // UNIT * (columns // CHUNK) + column // CHUNK
+    if BITS == 8:
+        place = step // 4 * 128 + lane * 4 + step % 4
+    else:
+        place = lane * 4 + step // 2
+    word = tl.load(words + chunk * (CHUNK_BYTES // 4) + place, mask=inside, other=0)
+    if BITS == 8:
+        code = (word << (24 - number % 2 * 16 - number // 2 * 8)) >> 24
+    else:
+        code = ((word >> (step % 2 * 8 + number % 2 * 16 + number // 2 * 4)) & 15) - ZERO
+    place = chunk * (CHUNK_BYTES // 2) + CHUNK * BITS // 2
+    place += (row % UNIT * GROUPS + column % CHUNK // GROUP) * EACH
+    scale = half_at(scales + place, inside)
+    minimum = tl.full(scale.shape, -0.0, tl.float32)
+    if MINIMUM:
+        minimum = half_at(scales + place + 1, inside)
+    value = code.to(tl.float32)
+    if COMPILED:
+        value = tl.inline_asm_elementwise(
+            "fma.rn.bf16 $0, $1, $2, $3;",
+            "=h,h,h,h",
+            [value.to(tl.bfloat16), scale.to(tl.bfloat16), minimum.to(tl.bfloat16)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        value = value * scale + minimum
+    return value
+
+
+@triton.jit
+def half_at(place, inside):
+    """Returns the bfloat16 numbers whose bits are at some places of an array of int16, in float32."""
+    return (tl.load(place, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def embed_packed_kernel(
+    ids,
+    words,
+    scales,
+    out,
+    width,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+):
+    """Copies row `ids[row]` of a packed table to `out` in float32."""
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    token = tl.load(ids + row).to(tl.int64)
+    values = values_at(words, scales, token, columns, width, inside, BITS, ZERO, GROUP, MINIMUM)
+    tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def expand_kernel(
+    words,
+    scales,
+    out,
+    rows,
+    columns,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    MATRICES: tl.constexpr,
+):
+    """Writes a packed matrix in half precision."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    stored = row % MATRICES * (rows // MATRICES) + row // MATRICES
+    column = tl.program_id(1) * STEP + tl.arange(0, STEP)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    value = values_at(
+        words, scales, stored[:, None], column[None, :], columns, inside, BITS, ZERO, GROUP, MINIMUM
+    )
+    place = out + (row * columns)[:, None] + column[None, :]
+    tl.store(place, value.to(out.dtype.element_ty), mask=inside)

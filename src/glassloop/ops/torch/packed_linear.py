@@ -1,0 +1,125 @@
+"""Launches the product of a few rows with a packed matrix, `kernels/packed_linear.cu`, which is compiled on
+first use."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from glassloop.ops.torch import nvrtc
+from glassloop.ops.torch.device import processors, shared_memory
+from glassloop.ops.torch.matrix import CHUNK, UNIT, MatrixProduct, Packed
+from glassloop.ops.torch.tiles import cdiv
+
+SOURCE = Path(__file__).parent / "kernels" / "packed_linear.cu"
+SLICES = 8  # of the columns, which are added up by themselves; as in the kernel
+MOST_ROWS = 64  # up to which it is faster than to expand the matrix
+
+_THREADS = 32 * SLICES
+_GELU = 0  # the activation that it does not have
+
+
+class Division(NamedTuple):
+    """How the kernel divides its work, which decides the speed alone; packed_linear.cu says what the words
+    mean."""
+
+    tiles: int
+    span: int
+    stages: int
+    blocks: int
+    x_shared: bool
+
+
+class Found(NamedTuple):
+    """A division of a product, and the settings that follow from the number of rows."""
+
+    division: Division
+    eights: int
+    shared: int  # bytes of shared memory
+
+
+# For one row, up to 8, more: the first that fits the shared memory is taken. Found by the time of whole steps
+# on an H200. Where two blocks fit a multiprocessor, there have to be blocks for all of them: else some would
+# have two, and others none.
+ONE = (Division(1, 4, 2, 2, True),)
+SOME = (Division(2, 2, 3, 1, True), Division(2, 2, 3, 1, False))
+MANY = (Division(2, 1, 2, 1, True), Division(2, 2, 3, 1, False))
+SMALL = (Division(1, 2, 2, 1, False), Division(1, 1, 1, 1, False))
+
+
+def can_launch(product: MatrixProduct) -> bool:
+    """Returns whether the kernel computes a product."""
+    rows, _, x, added, weight, _, gated, activation = product
+    if not isinstance(weight, Packed) or rows > MOST_ROWS or x.stride(0) % 4 or not nvrtc.is_available():
+        return False
+    has_inputs = weight.data.is_contiguous() and (added is None or added.dtype is torch.float32)
+    has_activation = not (gated and activation == _GELU)
+    return has_inputs and has_activation and division_for(rows, weight, shared_memory()) is not None
+
+
+def launch(product: MatrixProduct, early: bool) -> None:
+    """Computes a product by the kernel on the current stream. `early` is whether the kernel starts before the
+    previous one has ended."""
+    rows, out, x, added, weight, bias, _, _ = product
+    assert isinstance(weight, Packed)
+    found = division_for(rows, weight, shared_memory())
+    assert found is not None
+    height, columns = weight.shape[0] // weight.matrices, weight.shape[1]
+    tiles = cdiv(cdiv(height, UNIT) * weight.matrices, 2 * found.division.tiles)
+    grid = min(tiles, processors() * found.division.blocks), cdiv(rows, 8 * found.eights)
+    # An argument that the kernel does not read is any array.
+    bias, residual = (out if each is None else each for each in (bias, added))
+    arrays = (x, weight.data, bias, residual, out)
+    sizes = (rows, height, out.shape[1], columns, x.stride(0), residual.stride(0), out.stride(0))
+    arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes)]
+    settings = tuple(settings_for(product, found, early).items())
+    nvrtc.launch(SOURCE, settings, grid, _THREADS, found.shared, arguments, early)
+
+
+def division_for(rows: int, weight: Packed, shared: int) -> Found | None:
+    """Returns how the kernel divides a product of so many rows within these bytes of shared memory; None if
+    they do not suffice."""
+    eights = next(each for each in (1, 2, 4) if rows <= 8 * each or each == 4)
+    for division in (*(ONE if rows == 1 else ()), *(SOME if rows <= 8 else MANY), *SMALL):
+        needed = _shared_bytes(min(rows, 8 * eights), weight, division)
+        if needed * division.blocks <= shared:
+            return Found(division, eights, needed)
+    return None
+
+
+def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str, int]:
+    """Returns the constants that the kernel is compiled with."""
+    weight = product.weight
+    assert isinstance(weight, Packed)
+    return {
+        "BITS": weight.bits,
+        "MINIMUM": int(weight.minimum),
+        "ZERO": weight.zero,
+        "GROUP": weight.group,
+        "MATRICES": weight.matrices,
+        "GATED": int(product.gated),
+        "ACTIVATION": product.activation if product.gated else 0,
+        "BIASED": int(product.bias is not None),
+        "ADDED": int(product.added is not None),
+        "HALF_OUT": int(product.out.dtype is torch.bfloat16),
+        "EARLY": int(early),
+        "EIGHTS": found.eights,
+        "X_SHARED": int(found.division.x_shared),
+        "TILES": found.division.tiles,
+        "SPAN": found.division.span,
+        "STAGES": found.division.stages,
+        "BLOCKS": found.division.blocks,
+    }
+
+
+def _shared_bytes(rows: int, weight: Packed, division: Division) -> int:
+    """Returns the bytes of shared memory of a block of so many rows: stages, sums and x."""
+    chunks = weight.shape[1] // CHUNK
+    chunk = CHUNK * weight.bits + UNIT * (CHUNK // weight.group) * (4 if weight.minimum else 2)  # of a unit
+    stages = SLICES * division.stages * 2 * division.tiles * division.span * chunk
+    sums = 2 * SLICES * division.tiles * rows * 16 * 4
+    x = SLICES * cdiv(chunks, SLICES) * rows * 2 * CHUNK if division.x_shared else 0
+    return stages + sums + x
