@@ -53,12 +53,11 @@ class RandomOps(TorchOps):
 
 
 def random_packed(out: int, into: int, scale: float, bits: int) -> Packed:
-    least, most = (-128, 128) if bits == 8 else (0, 16)
-    kind = torch.int8 if bits == 8 else torch.uint8
-    codes = torch.randint(least, most, (out, into), dtype=kind, device=DEVICE)
+    most = 1 << (bits - 1)
+    codes = torch.randint(-most, most, (out, into), dtype=torch.int8, device=DEVICE)
     spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
-    scales = torch.full((out, into // 32), spread, dtype=torch.float16, device=DEVICE)
-    return Packed.of(codes, scales, None if bits == 8 else scales * -7.5, bits, 0)
+    scales = torch.full((out, into // 32), spread, device=DEVICE)
+    return Packed.of(codes, scales, None if bits == 8 else scales * 0.5, bits)
 
 
 def random_model(name: str, context: int = 8192, seed: int = 0, weights: str = "bf16") -> Transformer:

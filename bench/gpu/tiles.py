@@ -1,11 +1,15 @@
 """Times tiles of the matrix product for the shapes of a model; prints the fastest for each number of rows.
 
-With `--compile N`, N processes compile all kernels first, which needs processors more than a GPU."""
+With `--compile N`, N processes compile all kernels first, which needs processors more than a GPU. With
+`--save`, the fastest are kept for this GPU, and all programs use them from then on; `--forget` keeps those of
+an H200 instead, which are used by default."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import cache
 from multiprocessing import get_context
 from typing import NamedTuple
@@ -17,8 +21,20 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from bench.gpu.shapes import SHAPES
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch.device import shared_memory, tma_processors
+from glassloop.ops.torch.kept import keep
 from glassloop.ops.torch.kernels.linear import linear_kernel, wide_linear_kernel
-from glassloop.ops.torch.tiles import WIDE, Tile, tile_for, wide_tile_for
+from glassloop.ops.torch.tiles import (
+    ANY,
+    H200,
+    TABLE_NAME,
+    WIDE,
+    Table,
+    Tile,
+    Tiles,
+    table_text,
+    tile_for,
+    wide_tile_for,
+)
 
 
 class Product(NamedTuple):
@@ -47,9 +63,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--names", default="qkv,o,gate-up,down,head")
     parser.add_argument("--compile", type=int, default=0, metavar="N")
     parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--save", action="store_true", help="keep the fastest tiles for this GPU")
+    parser.add_argument("--forget", action="store_true", help="use the tiles of an H200 again")
 
 
 def main(given: argparse.Namespace) -> None:
+    if given.forget:
+        _save(H200)
+        return
     products = [
         Product(rows, name, *sizes)
         for rows in [int(each) for each in given.rows.split(",")]
@@ -59,13 +80,14 @@ def main(given: argparse.Namespace) -> None:
     if given.compile:
         # Products that differ in their sizes alone have the same kernels.
         work = {
-            (product.rows >= WIDE, product.gated, product.added, tile): (product, tile)
+            (_is_wide(product), product.gated, product.added, tile): (product, tile)
             for product in products
             for tile in candidates(product)
         }
         with get_context("spawn").Pool(given.compile) as pool:
             pool.starmap(_compile, work.values(), chunksize=2)
         print(f"{len(work)} kernels compiled", flush=True)
+    timings: dict[tuple[Product, Tile], float] = {}
     for product in () if given.compile_only else products:
         found = []
         for tile in candidates(product):
@@ -74,6 +96,7 @@ def main(given: argparse.Namespace) -> None:
             except Exception as error:  # what does not fit the device is no candidate
                 if "out of resource" not in str(error):
                     print("failed:", tile, str(error)[:100])
+        timings |= {(product, tile): each for each, tile in found}
         found.sort(key=lambda each: each[0])
         now = seconds(product, tile_now(product))
         bytes_read = 2 * product.weights[0] * product.columns
@@ -84,6 +107,56 @@ def main(given: argparse.Namespace) -> None:
             *[f"{each * 1e6:.1f}:{tuple(tile)}" for each, tile in found[:4]],
             flush=True,
         )
+    if given.save:
+        _save(fastest(timings, tma_processors() > 0))
+
+
+def fastest(timings: Mapping[tuple[Product, Tile], float], has_descriptors: bool) -> Table:
+    """Returns a table with the tiles that take the least time for all products with about as many rows of x
+    and of the matrix, and those of an H200 where none were timed."""
+    made = {
+        name: {(most, limit): tile for most, by_width in tiles for limit, tile in by_width}
+        for name, tiles in H200._asdict().items()
+    }
+    sums: dict[tuple[str, int, int], dict[Tile, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (product, tile), seconds in timings.items():
+        name = "plain"
+        if product.rows >= WIDE and has_descriptors:
+            name = "gated" if product.gated else "wide"
+        key = name, _limit(product.rows, _ROWS), _limit(product.weights[0], _WIDTHS)
+        sums[key][tile].append(seconds)
+    for (name, most, limit), tiles in sums.items():
+        complete = max(map(len, tiles.values()))  # a tile may not have fitted one of the products
+        made[name][most, limit] = min(
+            (tile for tile, each in tiles.items() if len(each) == complete), key=lambda tile: sum(tiles[tile])
+        )
+    return Table(**{name: _nested(found) for name, found in made.items()})
+
+
+_ROWS, _WIDTHS = (16, 32, 64, 128, 256, ANY), (5120, 8192, ANY)  # up to which products have the same tile
+
+
+def _limit(number: int, limits: tuple[int, ...]) -> int:
+    return next(limit for limit in limits if number <= limit)
+
+
+def _nested(found: Mapping[tuple[int, int], Tile]) -> Tiles:
+    """Returns tiles by their limits of rows and of rows of the matrix. The last one of each is for all that
+    is larger."""
+    table = []
+    for most in sorted({most for most, _ in found}):
+        widths = sorted((limit, tile) for (rows, limit), tile in found.items() if rows == most)
+        if widths[-1][0] != ANY:
+            widths.append((ANY, widths[-1][1]))
+        table.append((most, tuple(widths)))
+    if table[-1][0] != ANY:
+        table.append((ANY, table[-1][1]))
+    return tuple(table)
+
+
+def _save(table: Table) -> None:
+    kept = keep(TABLE_NAME, table_text(table))
+    print("kept" if kept else "not kept: Triton's cache cannot be written", flush=True)
 
 
 def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:
@@ -98,9 +171,14 @@ def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:
     }
 
 
+def _is_wide(product: Product) -> bool:
+    """Returns whether tiles are copied by descriptors."""
+    return product.rows >= WIDE and tma_processors() > 0
+
+
 def tile_now(product: Product) -> Tile:
     """Returns the tile that programs take."""
-    if product.rows >= WIDE and tma_processors():
+    if _is_wide(product):
         return wide_tile_for(product.rows, product.weights[0], product.gated, shared_memory())
     return tile_for(product.rows, product.weights[0], shared_memory())
 
@@ -136,7 +214,7 @@ def candidates(product: Product) -> list[Tile]:
 
 def _bytes(product: Product, tile: Tile) -> int:
     """Returns the shared memory of a tile: its stages and, of many rows, a piece of its outputs."""
-    outputs = tile.width // (2 if product.gated else 1) // tile.pieces if product.rows >= WIDE else 0
+    outputs = tile.width // (2 if product.gated else 1) // tile.pieces if _is_wide(product) else 0
     return 2 * tile.step * tile.stages * (tile.rows + tile.width) + 4 * tile.rows * outputs
 
 
@@ -154,7 +232,7 @@ def _launch(
         "enable_fp_fusion": False,
     }  # fmt: skip
     sizes = weight, residual, out, rows, width, columns, width, width
-    if rows >= WIDE:
+    if _is_wide(product):
         kernel, grid = wide_linear_kernel, (min(tiles, tma_processors()),)
         arguments = (
             TensorDescriptor(x, [rows, columns], [columns, 1], [tile.rows, tile.step]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from importlib.util import find_spec
 from time import monotonic
 
 import pytest
@@ -36,13 +37,13 @@ def test_every_run_is_what_the_naive_loop_gives_on_the_device(monkeypatch):
     monkeypatch.setattr(step, "MANY", step.FEW)
     gc.freeze()  # capturing a graph collects garbage, among all objects of torch and Triton
     happened: Counter[str] = Counter()
+    needed = ["steps ahead", "preempted runs", *(["grammars"] if find_spec("llguidance") else [])]
     began = monotonic()
     for seed in range(SCENARIOS):
         happened += scenario(seed, monkeypatch, "torch")
         print(f"{monotonic() - began:5.1f} s: scenario {seed}: {dict(happened)}", flush=True)
-        enough = all(happened[each] > 0 for each in ("steps ahead", "preempted runs", "grammars"))
+        enough = all(happened[each] > 0 for each in needed)
         if enough and "GLASSLOOP_GPU_SCENARIOS" not in os.environ and monotonic() - began > SECONDS:
             break
     gc.unfreeze()
-    assert happened["steps ahead"] > 0 and happened["preempted runs"] > 0
-    assert happened["grammars"] > 0 or SCENARIOS < 4
+    assert all(happened[each] > 0 for each in needed) or SCENARIOS < 4, happened

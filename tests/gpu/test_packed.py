@@ -27,20 +27,21 @@ from glassloop.ops.torch.matrix import MatrixProduct, Packed, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
 
 SILU = 2
-# bits, zero, whether there is a minimum, the group of a scale
-KINDS = [(4, 0, True, 32), (4, 8, False, 32), (8, 0, False, 32), (8, 0, True, 16)]
+# bits, whether there are middles, the group of a scale
+KINDS = [(4, True, 32), (4, False, 32), (8, False, 32), (8, True, 16)]
 # The width and the columns.
 SIZES = [(4096, 4096), (1000, 512), (24, 128), (40, 128 * 19), (104, 14336), (16 * 132 * 3 + 8, 1024)]
 
 
-def random_matrix(bits, zero, minimum, group, height, columns):
-    codes = torch.randint(
-        -128 if bits == 8 else 0, 128 if bits == 8 else 16, (height, columns), device="cuda"
-    ).to(torch.int8 if bits == 8 else torch.uint8)
+def random_matrix(bits, has_middle, group, height, columns):
+    most = 1 << (bits - 1)
+    codes = torch.randint(-most, most, (height, columns), dtype=torch.int8, device="cuda")
     scale = torch.rand(height, columns // group, device="cuda") + 0.01
     # Some are so small that the sum with a product is rounded only because of them.
-    least = torch.randn(scale.shape, device="cuda") * 2.0 ** torch.randint(-40, 3, scale.shape, device="cuda")
-    return Packed.of(codes, scale, least if minimum else None, bits, zero)
+    middle = torch.randn(scale.shape, device="cuda") * 2.0 ** torch.randint(
+        -40, 3, scale.shape, device="cuda"
+    )
+    return Packed.of(codes, scale, middle if has_middle else None, bits)
 
 
 @pytest.mark.skipif(not nvrtc.is_available(), reason="needs NVRTC")
@@ -89,12 +90,12 @@ def test_all_kernels_have_the_same_bits(kind, monkeypatch):
 def exact_values(weight: Packed) -> torch.Tensor:
     """Returns the values of a matrix in half precision, rounded once: first to an odd float32, if they are
     not exact, which is never halfway between two of half precision."""
-    codes, scale, minimum = weight.parts()
+    codes, scale, middle = weight.parts()
     product = codes.double().unflatten(1, (-1, weight.group)) * scale.double()[..., None]
-    least = torch.zeros_like(product) if minimum is None else minimum.double()[..., None].expand_as(product)
-    total = product + least
+    added = torch.zeros_like(product) if middle is None else middle.double()[..., None].expand_as(product)
+    total = product + added
     back = total - product
-    missing = (product - (total - back)) + (least - back)  # what the sum in float64 has lost
+    missing = (product - (total - back)) + (added - back)  # what the sum in float64 has lost
     near = total.float()
     error = (total - near.double()) + missing
     bits = near.view(torch.int32) - ((error != 0) & ((error < 0) == (near > 0))).int()

@@ -14,11 +14,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from glassloop.ops.torch import packed_linear
 from glassloop.ops.torch import rows as device_rows
 from glassloop.ops.torch.kernels import adapter, attention, linear, packed, pointwise
 from glassloop.ops.torch.launcher import ATTENTION, BLOCK, KEPT_HEADS
 from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
-from glassloop.ops.torch.tiles import tile_for, wide_tile_for
+from glassloop.ops.torch.tiles import sliced_tile_for, tile_for, wide_tile_for
 
 SHARED_MEMORY = {
     80: 166_912,
@@ -131,8 +132,8 @@ def variants(
     these numbers of rows."""
     early = SHARED_MEMORY[architecture] > 200_000
     yield pointwise.embed_kernel, {"BLOCK": 1024}, {}
-    for bits, group, minimum in ((4, 32, True), (8, 32, False), (8, 16, True)):
-        about = {"BITS": bits, "ZERO": 0, "GROUP": group, "MINIMUM": minimum}
+    for bits, group, has_middle in ((4, 32, True), (8, 32, False), (8, 16, True)):
+        about = {"BITS": bits, "GROUP": group, "MIDDLE": has_middle}
         types = {"words": "*i32", "scales": "*i16"}
         yield packed.embed_packed_kernel, {"BLOCK": 1024} | about, types
         yield packed.expand_kernel, {"ROWS": 8, "STEP": 512, "MATRICES": 2} | about, types
@@ -154,6 +155,7 @@ def variants(
     for count in rows:
         for width, gated in ((4096, False), (128256, False), (14336, True)):
             yield _linear(architecture, count, width, gated, early and count <= 64)
+            yield _sliced(architecture, count, width, gated)
             if early and count > 128:
                 yield _wide(architecture, count, width, gated)
     about = {"UNIT": UNIT, "HEAD": 128, "SHARING": 4, "WINDOWED": True}
@@ -186,10 +188,18 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) 
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
-        "AHEAD": early and rows <= 16,
+        "AHEAD": early and rows <= 16, "SLICES": 1,
     }  # fmt: skip
     out = "*bf16" if gated else "*fp32"
     return linear.linear_kernel, constants, {"num_warps": tile.warps, "num_stages": tile.stages, "out": out}
+
+
+def _sliced(architecture: int, rows: int, width: int, gated: bool) -> Any:
+    kernel, constants, options = _linear(architecture, rows, width, gated, False)
+    tile = sliced_tile_for(rows, 2 * width if gated else width, SHARED_MEMORY[architecture])
+    constants |= {"ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped}
+    options |= {"num_warps": tile.warps, "num_stages": tile.stages}
+    return kernel, constants | {"SLICES": packed_linear.SLICES, "AHEAD": False}, options
 
 
 def _wide(architecture: int, rows: int, width: int, gated: bool) -> Any:

@@ -523,9 +523,9 @@ def check_memory() -> None:
 
 
 def check_packed() -> None:
-    """Matrices that stay packed on the device have the values of their codes, scales and minimums, the last
-    two in half precision, and a model with them gives nearly the logits of the reference, with few rows and
-    with many."""
+    """Matrices that stay packed on the device have the values of their codes, scales and middles, these in
+    half precision, and a model with them gives nearly the logits of the reference, with few rows and with
+    many."""
     rng = np.random.default_rng(0)
     formats = [each for each in FORMATS.values() if each.take_apart is not None]
     for format in formats:
@@ -588,15 +588,16 @@ def check_packed() -> None:
 
 
 def _packed_values(tensor: Any) -> torch.Tensor:
-    """Returns the values of a quantized tensor with scales and minimums in half precision."""
+    """Returns the values of a quantized tensor with scales and middles in half precision."""
     stored = tensor.format
-    codes, *factors = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
-    scale, minimum = (
-        torch.zeros(1, 1, 1) if each is None else torch.from_numpy(each).reshape(*codes.shape[:2], 1)
-        for each in factors
-    )
-    values = torch.from_numpy(codes.astype(np.float64)) * scale.bfloat16().double()
-    return (values + minimum.bfloat16().double()).float().reshape(tensor.shape)
+    codes, scale, lowest = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
+    codes, scale = codes.astype(np.float32), scale.reshape(*codes.shape[:2], 1)
+    middle = np.zeros_like(scale)
+    if lowest is not None:
+        half = np.float32(8 if stored.name in ("Q4_1", "Q4_K") else 16)
+        codes, middle = codes - half, lowest.reshape(scale.shape) + half * scale
+    rounded = [torch.from_numpy(each).bfloat16().double() for each in (scale, middle)]
+    return (torch.from_numpy(codes).double() * rounded[0] + rounded[1]).float().reshape(tensor.shape)
 
 
 def _expanded_by_kernel(weight: Packed) -> torch.Tensor:
@@ -674,17 +675,17 @@ def check_slices() -> None:
 def check_packed_linear() -> None:
     """The kernel for few rows always fits the shared memory. Where NVIDIA's compiler is installed, it
     compiles, and no register is spilled."""
-    kinds = [(4, 0, True, 32), (4, 8, False, 32), (8, 0, False, 32), (8, 0, True, 16)]
+    kinds = [(4, True, 32), (4, False, 32), (8, False, 32), (8, True, 16)]
     compiles, silu, half = nvrtc.is_available(), 2, torch.bfloat16
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    for (bits, zero, minimum, group), columns in product(kinds, (128, 2048, 4096, 14336, 28672)):
+    for (bits, has_middle, group), columns in product(kinds, (128, 2048, 4096, 14336, 28672)):
         for rows, gated, shared in product((1, 2, 8, 9, 16, 17, 64), (False, True), (101_376, 232_448)):
             data = empty(512, columns * (bits + 32 // group), dtype=torch.uint8)
             matrices = 2 if gated else 1
-            weight = Packed(data, (4096, columns), bits, zero, group, minimum, matrices)
+            weight = Packed(data, (4096, columns), bits, group, has_middle, matrices)
             found = packed_linear.division_for(rows, weight, shared)
             assert found is not None and found.shared * found.division.blocks <= shared, (rows, columns)
             out = empty(rows, 4096 // matrices, dtype=half if gated else torch.float32)

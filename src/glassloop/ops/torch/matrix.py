@@ -19,30 +19,29 @@ _SLAB = 2048  # rows that are packed at a time
 
 
 class Packed(NamedTuple):
-    """A quantized matrix [out, in], whose values are `scale * (code - zero) + minimum`, rounded once to half
-    precision, with one scale and one minimum for each group of a row, which are in half precision too.
+    """A quantized matrix [out, in], whose values are `scale * code + middle`, rounded once to half precision.
+    Each group of a row has one scale and perhaps one middle (the value of a code of 0, in the middle of all
+    codes), which are in half precision too.
 
     The rows are divided into units of 8, and their columns into chunks of 128. A chunk of a unit has the
-    codes, then for each row the scale of each group, followed by its minimum. The codes are in the order in
+    codes, then for each row the scale of each group, followed by its middle. The codes are in the order in
     which lanes of `packed_linear.cu` read them, 16 bytes each: `_CODE_AXES` says how."""
 
     data: torch.Tensor  # [units, bytes] uint8
     shape: tuple[int, int]
-    bits: int  # of a code: 8 (signed) or 4 (unsigned)
-    zero: int
+    bits: int  # of a code: 8 (-128 to 127) or 4 (-8 to 7, stored as 0 to 15)
     group: int  # columns that share a scale: 16 or 32
-    minimum: bool  # whether there are minimums
+    has_middle: bool
     matrices: int = 1  # whose units lie one below the other and whose rows are taken in turn: 1 or 2
 
     @classmethod
-    def of(
-        cls, codes: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None, bits: int, zero: int
-    ) -> Packed:
-        """Packs codes [out, in], int8 or (of 4 bits) uint8, and scales and minimums [out, groups]."""
+    def of(cls, codes: torch.Tensor, scale: torch.Tensor, middle: torch.Tensor | None, bits: int) -> Packed:
+        """Packs codes [out, in], int8, and scales and middles [out, groups]."""
+        codes = (codes + 8 if bits == 4 else codes).view(torch.uint8)
         out, into = codes.shape
-        factors = scale[..., None] if minimum is None else torch.stack([scale, minimum], 2)
+        factors = scale[..., None] if middle is None else torch.stack([scale, middle], 2)
         missing = -out % UNIT
-        codes = functional.pad(codes.view(torch.uint8), (0, 0, 0, missing))
+        codes = functional.pad(codes, (0, 0, 0, missing))
         factors = functional.pad(factors.bfloat16(), (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, UNIT))
         sizes, order = _CODE_AXES[bits]
         units, chunks = len(codes) // UNIT, into // CHUNK
@@ -54,34 +53,33 @@ class Packed(NamedTuple):
             factors.unflatten(2, (chunks, -1)).transpose(1, 2).contiguous().view(torch.uint8).flatten(2),
         ]
         data = torch.cat(parts, 2).flatten(1)
-        return cls(data, (out, into), bits, zero, into // scale.shape[1], minimum is not None)
+        return cls(data, (out, into), bits, into // scale.shape[1], middle is not None)
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns the codes less the zero as int8, [out, in], and scales and minimums, [out, groups]: the
-        opposite of `of`."""
+        """Returns codes as int8, [out, in], and scales and middles, [out, groups]: the opposite of `of`."""
         (out, into), chunks = self.shape, self.shape[1] // CHUNK
         data = self.data.unflatten(1, (chunks, -1))
         codes, factors = data[..., : CHUNK * self.bits], data[..., CHUNK * self.bits :].contiguous()
         sizes, order = _CODE_AXES[self.bits]
         whole = [len(data), UNIT, chunks, *sizes]
         if self.bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], -1)
+            codes = torch.stack([codes & 15, codes >> 4], -1) - 8
         back = [order.index(axis) for axis in range(len(order))]
         codes = codes.reshape([whole[axis] for axis in order]).permute(back).reshape(-1, into)
-        factors = factors.view(torch.bfloat16).view(len(data), chunks, UNIT, -1, 1 + self.minimum)
-        factors = factors.transpose(1, 2).reshape(len(codes), -1, 1 + self.minimum)
-        found = [codes.view(torch.int8) - self.zero, *factors.unbind(-1)]
+        factors = factors.view(torch.bfloat16).view(len(data), chunks, UNIT, -1, 1 + self.has_middle)
+        factors = factors.transpose(1, 2).reshape(len(codes), -1, 1 + self.has_middle)
+        found = [codes.view(torch.int8), *factors.unbind(-1)]
         if self.matrices > 1:
             found = [each.unflatten(0, (self.matrices, -1)).transpose(0, 1).flatten(0, 1) for each in found]
         found = [each[:out] for each in found]
-        return found[0], found[1], found[2] if self.minimum else None
+        return found[0], found[1], found[2] if self.has_middle else None
 
     def expanded(self) -> torch.Tensor:
         """Returns the values in half precision."""
-        codes, scale, minimum = self.parts()
+        codes, scale, middle = self.parts()
         values = codes.double().unflatten(1, (-1, self.group)) * scale.double()[..., None]
-        if minimum is not None:
-            values += minimum.double()[..., None]
+        if middle is not None:
+            values += middle.double()[..., None]
         return values.flatten(1).to(HALF)
 
     def arguments(self) -> dict[str, Any]:
@@ -90,9 +88,8 @@ class Packed(NamedTuple):
             "words": self.data.view(torch.int32),
             "scales": self.data.view(torch.int16),  # the bits of bfloat16
             "BITS": self.bits,
-            "ZERO": self.zero,
             "GROUP": self.group,
-            "MINIMUM": self.minimum,
+            "MIDDLE": self.has_middle,
         }
 
     def like(self, others: Sequence[Packed]) -> Packed:
@@ -100,13 +97,13 @@ class Packed(NamedTuple):
         them."""
         if len({each[2:] for each in others}) == 1:
             return self
-        codes, scale, minimum = self.parts()
+        codes, scale, middle = self.parts()
         times = self.group // min(each.group for each in others)
-        if minimum is None and any(each.minimum for each in others):
-            minimum = torch.full_like(scale, -0.0)  # changes no bit of a sum
+        if middle is None and any(each.has_middle for each in others):
+            middle = torch.full_like(scale, -0.0)  # changes no bit of a sum
         scale = scale.repeat_interleave(times, 1)
-        minimum = None if minimum is None else minimum.repeat_interleave(times, 1)
-        return Packed.of(codes, scale, minimum, 8, 0)
+        middle = None if middle is None else middle.repeat_interleave(times, 1)
+        return Packed.of(codes, scale, middle, 8)
 
 
 # The axes of the codes of a unit, by their bits. In a matrix they are: units, rows, chunks; steps of 16
@@ -259,7 +256,7 @@ def can_pack(tensor: Tensor) -> bool:
 
 
 def pack(tensor: Tensor) -> Packed:
-    """Returns a quantized tensor as codes, scales and minimums, on the device."""
+    """Returns a quantized tensor as codes, scales and middles, on the device."""
     out, into = tensor.shape
     stored = tensor.format
     assert stored.take_apart is not None
@@ -268,20 +265,17 @@ def pack(tensor: Tensor) -> Packed:
     for first in range(0, out, _SLAB):
         rows = min(_SLAB, out - first)
         slab = blocks[first : first + rows].reshape(-1, stored.block_bytes)
-        codes, scale, minimum = stored.take_apart(slab)
-        codes, zero = codes.reshape(rows, into), 0
+        codes, scale, middle = stored.take_apart(slab)
         bits = 4 if stored.name in _FOUR_BITS else 8
-        if bits == 4:
-            zero = 8 if codes.dtype == np.int8 else 0
-            codes = (codes + codes.dtype.type(zero)).astype(np.uint8)
-        else:
-            codes = codes.astype(np.int8)
+        if middle is not None:  # it is the value of the lowest code
+            half = 8 if bits == 4 else 16
+            codes, middle = codes.astype(np.int8) - np.int8(half), middle + scale * np.float32(half)
         made = [
             None if each is None else torch.from_numpy(np.ascontiguousarray(each)).to(DEVICE).view(rows, -1)
-            for each in (codes, scale, minimum)
+            for each in (codes, scale, middle)
         ]
         assert made[0] is not None and made[1] is not None
-        slabs.append(Packed.of(made[0], made[1], made[2], bits, zero))
+        slabs.append(Packed.of(made[0], made[1], made[2], bits))
     return slabs[0]._replace(data=torch.cat([slab.data for slab in slabs]), shape=(out, into))
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from glassloop.ops.torch import nvrtc
-from glassloop.ops.torch.device import processors, shared_memory
+from glassloop.ops.torch.device import INTERPRETED, processors, shared_memory
 from glassloop.ops.torch.matrix import CHUNK, UNIT, MatrixProduct, Packed
 from glassloop.ops.torch.tiles import cdiv
 
@@ -53,7 +53,9 @@ SMALL = (Division(1, 2, 2, 1, False), Division(1, 1, 1, 1, False))
 def can_launch(product: MatrixProduct) -> bool:
     """Returns whether the kernel computes a product."""
     rows, _, x, added, weight, _, gated, activation = product
-    if not isinstance(weight, Packed) or rows > MOST_ROWS or x.stride(0) % 4 or not nvrtc.is_available():
+    if not isinstance(weight, Packed) or rows > MOST_ROWS or x.stride(0) % 4:
+        return False
+    if INTERPRETED or not nvrtc.is_available():
         return False
     has_inputs = weight.data.is_contiguous() and (added is None or added.dtype is torch.float32)
     has_activation = not (gated and activation == _GELU)
@@ -96,8 +98,7 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
     assert isinstance(weight, Packed)
     return {
         "BITS": weight.bits,
-        "MINIMUM": int(weight.minimum),
-        "ZERO": weight.zero,
+        "MIDDLE": int(weight.has_middle),
         "GROUP": weight.group,
         "MATRICES": weight.matrices,
         "GATED": int(product.gated),
@@ -118,7 +119,9 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
 def _shared_bytes(rows: int, weight: Packed, division: Division) -> int:
     """Returns the bytes of shared memory of a block of so many rows: stages, sums and x."""
     chunks = weight.shape[1] // CHUNK
-    chunk = CHUNK * weight.bits + UNIT * (CHUNK // weight.group) * (4 if weight.minimum else 2)  # of a unit
+    chunk = CHUNK * weight.bits + UNIT * (CHUNK // weight.group) * (
+        4 if weight.has_middle else 2
+    )  # of a unit
     stages = SLICES * division.stages * 2 * division.tiles * division.span * chunk
     sums = 2 * SLICES * division.tiles * rows * 16 * 4
     x = SLICES * cdiv(chunks, SLICES) * rows * 2 * CHUNK if division.x_shared else 0

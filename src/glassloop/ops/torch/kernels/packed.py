@@ -20,13 +20,12 @@ def values_at(
     columns,
     inside,
     BITS: tl.constexpr,
-    ZERO: tl.constexpr,
     GROUP: tl.constexpr,
-    MINIMUM: tl.constexpr,
+    MIDDLE: tl.constexpr,
 ):
-    """Returns the values at rows (as they are stored) and columns: scale * (code - zero) + minimum, rounded
-    once, to half precision. In Triton's interpreter, which has none, they are float32."""
-    EACH: tl.constexpr = 2 if MINIMUM else 1
+    """Returns the values at rows (as they are stored) and columns: scale * code + middle, rounded once, to
+    half precision. In Triton's interpreter, which has none, they are float32."""
+    EACH: tl.constexpr = 2 if MIDDLE else 1
     GROUPS: tl.constexpr = CHUNK // GROUP
     CHUNK_BYTES: tl.constexpr = CHUNK * BITS + UNIT * GROUPS * EACH * 2
     step, lane, number = column % CHUNK // 16, row % UNIT * 4 + column % 16 // 4, column % 4
@@ -39,25 +38,25 @@ def values_at(
     if BITS == 8:
         code = (word << (24 - number % 2 * 16 - number // 2 * 8)) >> 24
     else:
-        code = ((word >> (step % 2 * 8 + number % 2 * 16 + number // 2 * 4)) & 15) - ZERO
+        code = ((word >> (step % 2 * 8 + number % 2 * 16 + number // 2 * 4)) & 15) - 8
     place = chunk * (CHUNK_BYTES // 2) + CHUNK * BITS // 2
     place += (row % UNIT * GROUPS + column % CHUNK // GROUP) * EACH
     scale = half_at(scales + place, inside)
-    minimum = tl.full(scale.shape, -0.0, tl.float32)
-    if MINIMUM:
-        minimum = half_at(scales + place + 1, inside)
+    middle = tl.full(scale.shape, -0.0, tl.float32)
+    if MIDDLE:
+        middle = half_at(scales + place + 1, inside)
     value = code.to(tl.float32)
     if COMPILED:
         value = tl.inline_asm_elementwise(
             "fma.rn.bf16 $0, $1, $2, $3;",
             "=h,h,h,h",
-            [value.to(tl.bfloat16), scale.to(tl.bfloat16), minimum.to(tl.bfloat16)],
+            [value.to(tl.bfloat16), scale.to(tl.bfloat16), middle.to(tl.bfloat16)],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=1,
         )
     else:
-        value = value * scale + minimum
+        value = value * scale + middle
     return value
 
 
@@ -76,16 +75,15 @@ def embed_packed_kernel(
     width,
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
-    ZERO: tl.constexpr,
     GROUP: tl.constexpr,
-    MINIMUM: tl.constexpr,
+    MIDDLE: tl.constexpr,
 ):
     """Copies row `ids[row]` of a packed table to `out` in float32."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     token = tl.load(ids + row).to(tl.int64)
-    values = values_at(words, scales, token, columns, width, inside, BITS, ZERO, GROUP, MINIMUM)
+    values = values_at(words, scales, token, columns, width, inside, BITS, GROUP, MIDDLE)
     tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=inside)
 
 
@@ -99,9 +97,8 @@ def expand_kernel(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     BITS: tl.constexpr,
-    ZERO: tl.constexpr,
     GROUP: tl.constexpr,
-    MINIMUM: tl.constexpr,
+    MIDDLE: tl.constexpr,
     MATRICES: tl.constexpr,
 ):
     """Writes a packed matrix in half precision."""
@@ -109,8 +106,6 @@ def expand_kernel(
     stored = row % MATRICES * (rows // MATRICES) + row // MATRICES
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    value = values_at(
-        words, scales, stored[:, None], column[None, :], columns, inside, BITS, ZERO, GROUP, MINIMUM
-    )
+    value = values_at(words, scales, stored[:, None], column[None, :], columns, inside, BITS, GROUP, MIDDLE)
     place = out + (row * columns)[:, None] + column[None, :]
     tl.store(place, value.to(out.dtype.element_ty), mask=inside)

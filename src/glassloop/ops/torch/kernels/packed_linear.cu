@@ -13,7 +13,7 @@
 // A lane has the rows lane / 4 of both units and, of each 16 columns, 4 p to 4 p + 3, where p is its number modulo 4: columns of an
 // instruction may be in any order that is the same for both operands.
 //
-// packed_linear.py defines: BITS (8 or 4), MINIMUM, ZERO, GROUP and MATRICES as `Packed` has them; GATED, ACTIVATION, BIASED, ADDED,
+// packed_linear.py defines: BITS (8 or 4), MIDDLE, GROUP and MATRICES as `Packed` has them; GATED, ACTIVATION, BIASED, ADDED,
 // HALF_OUT, EARLY; EIGHTS (of rows of x: 1, 2 or 4), X_SHARED (whether x is copied to shared memory), TILES, SPAN, STAGES, BLOCKS
 // (that a multiprocessor has room for).
 
@@ -24,7 +24,7 @@ constexpr int SLICES = 8;
 constexpr int THREADS = 32 * SLICES;
 constexpr int STEPS = 8;                                          // of 16 columns in a chunk
 constexpr int CODE_BYTES = 128 * BITS;                            // of a chunk of a unit
-constexpr int SCALE_BYTES = 128 / GROUP * 2 * (1 + MINIMUM);      // of a chunk of a row
+constexpr int SCALE_BYTES = 128 / GROUP * 2 * (1 + MIDDLE);      // of a chunk of a row
 constexpr int CHUNK_BYTES = CODE_BYTES + 8 * SCALE_BYTES;         // of a unit
 constexpr int UNITS = 2 * TILES;
 constexpr int STAGE_BYTES = UNITS * SPAN * CHUNK_BYTES;
@@ -93,18 +93,18 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return sum;
 }
 
-constexpr u32 MINUS_ONE = 0xbf80bf80u, ONE = 0x3f803f80u, MINUS_NOTHING = 0x80008000u;
+constexpr u32 ONE = 0x3f803f80u, MINUS_ONE = 0xbf80bf80u, MINUS_136 = 0xc308c308u, MINUS_NOTHING = 0x80008000u;
 
-// Returns two codes less the zero: those in the low bits of both halves of a word. The bits of 128 with those of a smaller number in
-// its last places are the sum of both.
+// Returns two codes: those in the low bits of both halves of a word. The bits of 128 with those of a smaller number in its last
+// places are the sum of both.
 __device__ __forceinline__ u32 codes_in(u32 word, u32 mask) {
     const u32 low = (word & mask) | 0x43004300u;
-    if (BITS == 4) return multiply_add(low, ONE, 0xc300c300u + ZERO * 0x10001u);
+    if (BITS == 4) return multiply_add(low, ONE, MINUS_136);
     // The last 7 bits and, for a negative code, 128 less.
     return multiply_add((word & 0x00800080u) | 0x43004300u, MINUS_ONE, low);
 }
 
-// What a lane reads of a chunk of a unit: its codes, and scales and minimums of its row.
+// What a lane reads of a chunk of a unit: its codes, and scales and middles of its row.
 struct Raw {
     uint4 codes[BITS / 4];
     u32 scales[SCALE_BYTES / 4];
@@ -117,7 +117,7 @@ struct Raw {
             *(uint2*)&scales[2 * i] = *(const uint2*)(place + CODE_BYTES + lane / 4 * SCALE_BYTES + i * 8);
     }
 
-    // A scale or minimum, twice.
+    // A scale or middle, twice.
     __device__ __forceinline__ u32 scale_at(int i) const { return __byte_perm(scales[i / 2], 0, i % 2 ? 0x3232 : 0x1010); }
 
     // Computes the values of the four columns of a step. A word has one step of 8-bit codes or two of 4-bit codes.
@@ -126,9 +126,9 @@ struct Raw {
         const int at = BITS == 4 ? step / 2 : step % 4, group = step * 16 / GROUP;
         u32 word = at == 0 ? vector.x : at == 1 ? vector.y : at == 2 ? vector.z : vector.w;
         if (BITS == 4) word >>= step % 2 * 8;
-        const u32 scale = scale_at(group * (1 + MINIMUM)), minimum = MINIMUM ? scale_at(group * 2 + 1) : MINUS_NOTHING;
-        first = multiply_add(codes_in(word, mask), scale, minimum);
-        second = multiply_add(codes_in(word >> BITS, mask), scale, minimum);
+        const u32 scale = scale_at(group * (1 + MIDDLE)), middle = MIDDLE ? scale_at(group * 2 + 1) : MINUS_NOTHING;
+        first = multiply_add(codes_in(word, mask), scale, middle);
+        second = multiply_add(codes_in(word >> BITS, mask), scale, middle);
     }
 };
 

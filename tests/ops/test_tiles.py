@@ -1,0 +1,87 @@
+"""Tables of tiles: what is kept is read again, anything else is refused in one line that names the field, and
+the fastest tiles of a bench make a table."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassloop.errors import GlassloopError
+from glassloop.ops.torch import tiles
+from glassloop.ops.torch.tiles import ANY, H200, Table, Tile, read_table, table_text
+
+SHARED = 232_448
+
+
+def test_a_table_is_read_as_it_was_kept():
+    assert read_table(table_text(H200)) == H200
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("plain",), 3, "plain has to be a list of pairs"),
+        (("plain",), [], "the limits of plain have to ascend"),
+        (("plain", 0, 0), 10**9, "the limits of plain have to ascend"),
+        (("plain", 0, 0), True, "the limits of plain have to ascend"),
+        (("plain", -1, 0), 512, "the limits of plain have to ascend to"),
+        (("wide", 0, 1, 1, 1), [1, 2], "wide[0][1] has to be a list of rows, width, step"),
+        (("plain", 0, 1, 0, 1, 2), 3, "plain[0][0].step is 3; one of 32, 64, 128, 256, 512 is expected"),
+        (("plain", 0, 1, 0, 1, 3), 1, "plain[0][0].swapped is 1; one of False, True is expected"),
+        (("gated", 0, 1, 0, 1, 4), True, "gated[0][0].warps is True; one of 1, 2, 4, 8 is expected"),
+        (("gated", 0, 1, 0, 1, 5), [[]], "gated[0][0].stages is [[]]"),
+    ],
+)
+def test_another_table_is_refused(path, value, said):
+    table = json.loads(table_text(H200))
+    place = table
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(GlassloopError) as error:
+        read_table(json.dumps(table))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_anything_else_is_refused(text):
+    with pytest.raises(GlassloopError, match="the table of tiles"):
+        read_table(text)
+
+
+def test_a_table_is_used_until_another_one_is():
+    small = Tile(16, 16, 32, False, 1, 2)
+    only = ((ANY, ((ANY, small),)),)
+    before = tiles.tile_for(1, 4096, SHARED)
+    try:
+        tiles.use_table(Table(only, only, only))
+        assert tiles.tile_for(1, 4096, SHARED) == small == tiles.wide_tile_for(300, 4096, False, SHARED)
+        assert tiles.sliced_tile_for(300, 4096, SHARED) == small
+    finally:
+        tiles.use_table(H200)
+    assert tiles.tile_for(1, 4096, SHARED) == before != small
+
+
+@pytest.mark.skipif(
+    find_spec("torch") is None or find_spec("triton") is None, reason="needs torch and Triton"
+)
+def test_the_fastest_tiles_of_all_products_make_a_table():
+    from bench.gpu.tiles import Product, fastest
+
+    slow, fast, partly = (Tile(16, 16, step, False, 2, 2) for step in (64, 128, 256))
+    o, down = Product(1, "o", 4096, 4096, False), Product(1, "down", 4096, 14336, False)
+    gate = Product(2048, "gate-up", 14336, 4096, True)
+    timings = {(o, slow): 3.0, (o, fast): 2.0, (down, slow): 2.0, (down, fast): 2.5}
+    timings |= {(o, partly): 0.1}  # it did not fit the other product
+    timings |= {(gate, slow): 1.0, (gate, fast): 2.0}
+    table = fastest(timings, has_descriptors=True)
+    assert read_table(table_text(table)) == table
+    assert dict(table.plain[0][1]) == {**dict(H200.plain[0][1]), 5120: fast}
+    assert table.plain[1:] == H200.plain[1:] and table.wide == H200.wide
+    assert dict(dict(table.gated)[ANY])[ANY] == slow
+    plain = dict(dict(fastest(timings, has_descriptors=False).plain)[ANY])
+    assert plain[ANY] == slow
