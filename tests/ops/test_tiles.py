@@ -66,9 +66,32 @@ def test_a_table_is_used_until_another_one_is():
     assert tiles.tile_for(1, 4096, SHARED) == before != small
 
 
-@pytest.mark.skipif(
+needs_triton = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("triton") is None, reason="needs torch and Triton"
 )
+
+
+@needs_triton
+def test_what_is_kept_for_a_gpu_is_read_there_alone(tmp_path, monkeypatch):
+    from glassloop.ops.torch import kept
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kept, "describe", lambda: "sm_90/triton-3")
+    monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "one")
+    assert kept.read_kept(tiles.TABLE_NAME) is None
+    assert kept.keep(tiles.TABLE_NAME, table_text(H200))
+    assert kept.keep("other", "text", ["driver"])
+    assert read_table(kept.read_kept(tiles.TABLE_NAME) or "") == H200
+    assert kept.read_kept("other", ["driver"]) == "text"
+    assert kept.read_kept("other", ["another driver"]) is None
+    for file in tmp_path.rglob("other"):
+        file.write_bytes(b"\xff")
+    assert kept.read_kept("other", ["driver"]) is None  # it is not text
+    monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "two")
+    assert kept.read_kept(tiles.TABLE_NAME) is None
+
+
+@needs_triton
 def test_the_fastest_tiles_of_all_products_make_a_table():
     from bench.gpu.tiles import Product, fastest
 
