@@ -22,12 +22,13 @@ typedef unsigned short u16;
 
 constexpr int SLICES = 8;
 constexpr int THREADS = 32 * SLICES;
-constexpr int STEPS = 8;                                          // of 16 columns in a chunk
-constexpr int CODE_BYTES = 128 * BITS;                            // of a chunk of a unit
-constexpr int SCALE_BYTES = 128 / GROUP * 2 * (1 + MIDDLE);      // of a chunk of a row
-constexpr int CHUNK_BYTES = CODE_BYTES + 8 * SCALE_BYTES;         // of a unit
+constexpr int STEPS = 8;                                     // of 16 columns in a chunk
+constexpr int CODE_BYTES = 128 * BITS;                       // of a chunk of a unit
+constexpr int SCALE_BYTES = 128 / GROUP * 2 * (1 + MIDDLE);  // of a chunk of a row
+constexpr int CHUNK_BYTES = CODE_BYTES + 8 * SCALE_BYTES;    // of a unit
 constexpr int UNITS = 2 * TILES;
 constexpr int STAGE_BYTES = UNITS * SPAN * CHUNK_BYTES;
+static_assert(GROUP == 16 || GROUP == 32, "a step of 16 columns has one scale");
 
 __device__ __forceinline__ u32 halves(float low, float high) {
     u32 both;
@@ -35,10 +36,11 @@ __device__ __forceinline__ u32 halves(float low, float high) {
     return both;
 }
 
-// Returns the products of 16 columns added to a sum: of 16 rows of the matrix with 8 rows of x.
 struct Sums {
-    float at[4];  // rows of the first unit with two rows of x, of the second one
+    float at[4];  // of a row of the first unit with two rows of x, of one of the second unit
 };
+
+// Returns the products of 16 columns added to sums: of 16 rows of the matrix with 8 rows of x.
 __device__ __forceinline__ Sums added_product(const u32 (&w)[4], uint2 x, Sums c) {
     Sums sum;
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
@@ -142,8 +144,8 @@ packed_linear(const u16* __restrict__ x, const char* __restrict__ matrix, const 
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), own = lane / 4, part = lane % 4;
     const int chunks = columns / 128, length = (chunks + SLICES - 1) / SLICES;
     const int first = min(warp * length, chunks), last = min(first + length, chunks);  // of the warp's slice
-    const int units = (height + 7) / 8;  // of each of the matrices, which have this height
-    const int ends = (units * MATRICES + UNITS - 1) / UNITS;  // UNITS of them each
+    const int units = (height + 7) / 8;                       // of each of the matrices, which have this height
+    const int ends = (units * MATRICES + UNITS - 1) / UNITS;  // of the numbers of TILES tiles
     const int first_row = blockIdx.y * (8 * EIGHTS), own_rows = min(rows - first_row, 8 * EIGHTS);
     const int values = own_rows * (TILES * 16);  // outputs of a block at a time, two of which make a gated one
     char* const stages = shared + warp * (STAGES * STAGE_BYTES);
@@ -165,8 +167,8 @@ packed_linear(const u16* __restrict__ x, const char* __restrict__ matrix, const 
 #pragma unroll
                 for (int at = 0; at < SPAN * CHUNK_BYTES; at += 512)
                     if (at + lane * 16 < size)
-                        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
-                                     ::"r"(to + at), "l"(from + at) : "memory");
+                        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to + at), "l"(from + at)
+                                     : "memory");
             }
             if (++next_stage == STAGES) next_stage = 0;
             next_chunk += SPAN;
@@ -245,8 +247,8 @@ packed_linear(const u16* __restrict__ x, const char* __restrict__ matrix, const 
             if (++stage == STAGES) stage = 0;
         }
 
-        // The sums of all slices: by slice, row of x, tile and row of the tile. The warps take turns in adding them up. What is
-        // written to a buffer was read before the warps met the last time.
+        // The sums of all slices: by slice, row of x, tile and row of the tile. The warps take turns in adding them up. There are
+        // two buffers: when the warps meet, all of them have read what was in the one that is written next.
         float* const buffer = sums + turn % 2 * (SLICES * values);
 #pragma unroll
         for (int i = 0; i < TILES * EIGHTS * 4; i++) {
