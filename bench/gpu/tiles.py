@@ -21,17 +21,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from bench.gpu.shapes import SHAPES
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch.device import shared_memory, tma_processors
-from glassloop.ops.torch.kept import keep
+from glassloop.ops.torch.kept import keep_table, use_kept_table
 from glassloop.ops.torch.kernels.linear import linear_kernel, wide_linear_kernel
 from glassloop.ops.torch.tiles import (
     ANY,
     H200,
-    TABLE_NAME,
     WIDE,
     Table,
     Tile,
     Tiles,
-    table_text,
     tile_for,
     wide_tile_for,
 )
@@ -71,6 +69,7 @@ def main(given: argparse.Namespace) -> None:
     if given.forget:
         _save(H200)
         return
+    use_kept_table()
     products = [
         Product(rows, name, *sizes)
         for rows in [int(each) for each in given.rows.split(",")]
@@ -155,8 +154,7 @@ def _nested(found: Mapping[tuple[int, int], Tile]) -> Tiles:
 
 
 def _save(table: Table) -> None:
-    kept = keep(TABLE_NAME, table_text(table))
-    print("kept" if kept else "not kept: Triton's cache cannot be written", flush=True)
+    print("kept" if keep_table(table) else "not kept: Triton's cache cannot be written", flush=True)
 
 
 def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:

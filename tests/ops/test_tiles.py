@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.torch import tiles
-from glassloop.ops.torch.tiles import ANY, H200, Table, Tile, read_table, table_text
+from glassloop.ops.torch.tile_table import read_table, table_text
+from glassloop.ops.torch.tiles import ANY, H200, Table, Tile
 
 SHARED = 232_448
 
 
 def test_a_table_is_read_as_it_was_kept():
-    assert read_table(table_text(H200)) == H200
+    assert read_table(table_text(H200), SHARED) == H200
 
 
 @pytest.mark.parametrize(
@@ -43,14 +44,26 @@ def test_another_table_is_refused(path, value, said):
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(GlassloopError) as error:
-        read_table(json.dumps(table))
+        read_table(json.dumps(table), SHARED)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_tile_that_does_not_fit_is_refused():
+    large = ((ANY, ((ANY, Tile(256, 256, 512, False, 8, 1)),)),)
+    for table in (H200._replace(plain=large), H200._replace(gated=large)):
+        with pytest.raises(GlassloopError, match=r"\[0\]\[0\] does not fit into 232448 bytes"):
+            read_table(table_text(table), SHARED)
+
+
+def test_endless_lists_are_refused():
+    with pytest.raises(GlassloopError, match="the table of tiles is not JSON"):
+        read_table("[" * 100_000, SHARED)
 
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_anything_else_is_refused(text):
     with pytest.raises(GlassloopError, match="the table of tiles"):
-        read_table(text)
+        read_table(text, SHARED)
 
 
 def test_a_table_is_used_until_another_one_is():
@@ -78,17 +91,40 @@ def test_what_is_kept_for_a_gpu_is_read_there_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kept, "describe", lambda: "sm_90/triton-3")
     monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "one")
-    assert kept.read_kept(tiles.TABLE_NAME) is None
-    assert kept.keep(tiles.TABLE_NAME, table_text(H200))
-    assert kept.keep("other", "text", ["driver"])
-    assert read_table(kept.read_kept(tiles.TABLE_NAME) or "") == H200
-    assert kept.read_kept("other", ["driver"]) == "text"
-    assert kept.read_kept("other", ["another driver"]) is None
-    for file in tmp_path.rglob("other"):
-        file.write_bytes(b"\xff")
-    assert kept.read_kept("other", ["driver"]) is None  # it is not text
+    assert kept.read_kept("name", ["driver"]) is None
+    assert kept.keep("name", "text", ["driver"])
+    assert kept.read_kept("name", ["driver"]) == "text"
+    assert kept.read_kept("name", ["another driver"]) is None
+    (file,) = tmp_path.rglob("name")
+    for bad in (b"\xff", b"x" * 100_000):  # not text, too long
+        file.write_bytes(bad)
+        assert kept.read_kept("name", ["driver"]) is None
+    file.write_bytes(b"text")
     monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "two")
-    assert kept.read_kept(tiles.TABLE_NAME) is None
+    assert kept.read_kept("name", ["driver"]) is None
+
+
+@needs_triton
+def test_a_kept_table_is_used_unless_it_is_damaged(tmp_path, monkeypatch, caplog):
+    from glassloop.ops.torch import kept
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kept, "describe", lambda: "sm_90/triton-3")
+    monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "one")
+    monkeypatch.setattr(kept, "shared_memory", lambda: SHARED)
+    monkeypatch.setattr(kept, "INTERPRETED", False)
+    only = ((ANY, ((ANY, Tile(16, 16, 32, False, 1, 2)),)),)
+    try:
+        for text, expected in ((table_text(Table(only, only, only)), Table(only, only, only)), ("[", H200)):
+            tiles.use_table(H200)
+            assert kept.keep(kept._TILES, text)
+            kept.use_kept_table.cache_clear()
+            kept.use_kept_table()
+            assert tiles.table_in_use() == expected
+        assert "the tiles of an H200 are used: the table of tiles is not JSON" in caplog.text
+    finally:
+        tiles.use_table(H200)
+        kept.use_kept_table.cache_clear()
 
 
 @needs_triton
@@ -102,7 +138,7 @@ def test_the_fastest_tiles_of_all_products_make_a_table():
     timings |= {(o, partly): 0.1}  # it did not fit the other product
     timings |= {(gate, slow): 1.0, (gate, fast): 2.0}
     table = fastest(timings, has_descriptors=True)
-    assert read_table(table_text(table)) == table
+    assert read_table(table_text(table), SHARED) == table
     assert dict(table.plain[0][1]) == {**dict(H200.plain[0][1]), 5120: fast}
     assert table.plain[1:] == H200.plain[1:] and table.wide == H200.wide
     assert dict(dict(table.gated)[ANY])[ANY] == slow

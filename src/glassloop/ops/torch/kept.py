@@ -4,14 +4,40 @@ tiles."""
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 
-from glassloop.ops.torch.device import describe
+from glassloop.errors import GlassloopError
+from glassloop.files import read_at_most
+from glassloop.ops.torch.device import INTERPRETED, describe, shared_memory
+from glassloop.ops.torch.tile_table import read_table, table_text
+from glassloop.ops.torch.tiles import Table, use_table
+
+_LOG = logging.getLogger(__name__)
+_MOST = 1 << 16  # bytes of a text
+_TILES = "glassloop-tiles"
+
+
+def keep_table(table: Table) -> bool:
+    """Keeps a table of tiles for this GPU. Returns whether it is kept."""
+    return keep(_TILES, table_text(table))
+
+
+@cache
+def use_kept_table() -> None:
+    """Takes tiles from the table that was kept for this GPU, if there is one."""
+    text = None if INTERPRETED else read_kept(_TILES)
+    if text is None:
+        return
+    try:
+        use_table(read_table(text, shared_memory()))
+    except GlassloopError as error:
+        _LOG.warning("the tiles of an H200 are used: %s", error)
 
 
 def read_kept(name: str, depends_on: Sequence[str] = ()) -> str | None:
@@ -20,8 +46,8 @@ def read_kept(name: str, depends_on: Sequence[str] = ()) -> str | None:
     place = _place(depends_on)
     found = None if place is None else place.get_file(name)
     try:
-        return Path(found).read_text() if found else None
-    except (OSError, ValueError):
+        return read_at_most(found, _MOST, GlassloopError).decode() if found else None
+    except (GlassloopError, ValueError):
         return None
 
 

@@ -18,6 +18,7 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import DEVICE, describe, free_memory, memory_errors
+from glassloop.ops.torch.kept import use_kept_table
 from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages, page_bytes
@@ -47,6 +48,7 @@ class TorchOps:
     most_running = SIZES[-1]
 
     def __init__(self) -> None:
+        use_kept_table()
         self._description = f"torch/{describe()}" + ("" if exact() else "/inexact")
         self._keeps_packed = False  # whether a program has weights that stay packed
         self.rows = _row_ops()

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from glassloop.errors import GlassloopError
 from glassloop.ops.torch import packed_linear
-from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, shared_memory, tma_processors
-from glassloop.ops.torch.kept import read_kept
+from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processors
 from glassloop.ops.torch.kernels import linear, packed
 from glassloop.ops.torch.matrix import MatrixProduct, Packed
-from glassloop.ops.torch.tiles import (
-    TABLE_NAME,
-    WIDE,
-    cdiv,
-    read_table,
-    sliced_tile_for,
-    tile_for,
-    use_table,
-    wide_tile_for,
-)
+from glassloop.ops.torch.tiles import WIDE, cdiv, sliced_tile_for, tile_for, wide_tile_for
 
-_LOG = logging.getLogger(__name__)
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
 _EXPANDED_ROWS, _EXPANDED_COLUMNS = 8, 512  # of a packed matrix that one program writes in half precision
 
@@ -36,7 +22,6 @@ class Products:
     """Launches products, and has the memory that several of them use: an expanded matrix, descriptors."""
 
     def __init__(self) -> None:
-        _use_kept_tiles()
         self.processors = tma_processors()
         self.shared_memory = shared_memory()
         self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
@@ -133,15 +118,3 @@ def _described(
     if found is None:
         found = known[key] = TensorDescriptor(array, [rows, columns], [array.stride(0), 1], [*tile])
     return found
-
-
-@cache
-def _use_kept_tiles() -> None:
-    """Takes the tiles that `python -m bench.gpu tiles --save` has found on this GPU, if there are some."""
-    text = None if INTERPRETED else read_kept(TABLE_NAME)
-    if text is None:
-        return
-    try:
-        use_table(read_table(text))
-    except GlassloopError as error:
-        _LOG.warning("tiles of an H200 are used: %s", error)

@@ -21,7 +21,8 @@ from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shar
 from glassloop.ops.torch.kept import keep, read_kept
 from glassloop.ops.torch.kernels import linear, packed
 from glassloop.ops.torch.matrix import MatrixProduct, Packed
-from glassloop.ops.torch.tiles import WIDE, tile_for, wide_tile_for
+from glassloop.ops.torch.tile_table import table_text
+from glassloop.ops.torch.tiles import WIDE, table_in_use, tile_for, wide_tile_for
 
 _LOG = logging.getLogger(__name__)
 _ROWS = (1, 8, 17, 64, 100, 256, 300)  # one of each kind of tile, the last two by descriptors too
@@ -128,6 +129,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor, wide: b
 
 
 def _depends_on() -> list[str]:
-    """Returns what the result depends on, besides the GPU: versions, the driver, the kernels."""
+    """Returns what the result depends on, besides the GPU: versions, the driver, the tiles, the kernels."""
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
-    return [str(driver), torch.__version__, *[Path(file).read_text() for file in _FILES]]
+    about = [str(driver), torch.__version__, table_text(table_in_use())]
+    return [*about, *[Path(file).read_text() for file in _FILES]]

@@ -1,14 +1,10 @@
 """Which tile a matrix product uses. Tiles change the speed and not the bits, so the table may be anything:
-that of an H200, or one that `python -m bench.gpu tiles --save` has found on another GPU."""
+that of an H200, or one that was found on another GPU (tile_table.py)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
-
-from glassloop.errors import GlassloopError
+from typing import NamedTuple, TypeAlias
 
 
 # Triton's own functions of these names also serve kernels, and take microseconds each; a step that is not a
@@ -36,7 +32,6 @@ class Tile(NamedTuple):
 
 
 ANY = 1 << 40
-TABLE_NAME = "glassloop-tiles"  # of a table that is kept for a GPU
 _MARGIN = 1024  # bytes of shared memory besides the tiles: barriers
 WIDE = 129  # rows from which tiles are copied by descriptors
 
@@ -89,18 +84,24 @@ H200 = Table(
     ),
     gated=((ANY, ((ANY, _LARGE._replace(pieces=2)),)),),
 )
-_now = H200
+_in_use = H200
+
+
+def table_in_use() -> Table:
+    """Returns the table that tiles are taken from."""
+    return _in_use
 
 
 def use_table(table: Table) -> None:
     """Takes the tiles of a table from now on."""
-    global _now
-    _now = table
+    global _in_use
+    _in_use = table
     for each in (tile_for, sliced_tile_for, wide_tile_for):
         each.cache_clear()
 
 
 def _tile_in(tiles: Tiles, rows: int, weight_rows: int) -> Tile:
+    """Returns the tile for so many rows of x and of the matrix."""
     by_width = next(widths for most, widths in tiles if rows <= most)
     return next(tile for most, tile in by_width if weight_rows <= most)
 
@@ -109,7 +110,7 @@ def _tile_in(tiles: Tiles, rows: int, weight_rows: int) -> Tile:
 def tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
     """Returns the tile of a product of this many rows with a matrix, with as many stages as fit into the
     shared memory."""
-    return _fitted(_tile_in(_now.plain, rows, weight_rows), 0, shared_memory)
+    return _fitted(_tile_in(_in_use.plain, rows, weight_rows), 0, shared_memory)
 
 
 @cache
@@ -125,68 +126,20 @@ def sliced_tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
 @cache
 def wide_tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int) -> Tile:
     """Returns the tile of a product of many rows by `wide_linear_kernel`, likewise."""
-    tile = _tile_in(_now.gated if gated else _now.wide, rows, weight_rows)
-    outputs = tile.width // 2 if gated else tile.width
-    return _fitted(tile, 4 * tile.rows * outputs // tile.pieces, shared_memory)
+    tile = _tile_in(_in_use.gated if gated else _in_use.wide, rows, weight_rows)
+    return _fitted(tile, output_bytes(tile, gated), shared_memory)
+
+
+def output_bytes(tile: Tile, gated: bool) -> int:
+    """Returns the shared memory that `wide_linear_kernel` needs for a piece of the outputs of a tile."""
+    return 4 * tile.rows * (tile.width // 2 if gated else tile.width) // tile.pieces
+
+
+def most_stages(tile: Tile, besides: int, shared_memory: int) -> int:
+    """Returns how many stages of a tile fit into the shared memory besides this many bytes."""
+    return (shared_memory - _MARGIN - besides) // (2 * tile.step * (tile.rows + tile.width))
 
 
 def _fitted(tile: Tile, besides: int, shared_memory: int) -> Tile:
-    """Returns a tile with as many stages as fit into the shared memory besides this many bytes."""
-    stage = 2 * tile.step * (tile.rows + tile.width)
-    return tile._replace(stages=max(1, min(tile.stages, (shared_memory - _MARGIN - besides) // stage)))
-
-
-def table_text(table: Table) -> str:
-    """Returns a table as JSON."""
-    return json.dumps(table._asdict())
-
-
-def read_table(text: str) -> Table:
-    """Returns the table in a text that `table_text` has made. Raises if it is anything else."""
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise GlassloopError(f"the table of tiles is not JSON: {error}") from None
-    if not isinstance(given, dict) or given.keys() != {*Table._fields}:
-        raise GlassloopError(f"the table of tiles has to have the fields {', '.join(Table._fields)}")
-    return Table(**{name: _limits(given[name], name, _widths) for name in Table._fields})
-
-
-def _widths(given: Any, where: str) -> tuple[tuple[int, Tile], ...]:
-    found: tuple[tuple[int, Tile], ...] = _limits(given, where, _tile)
-    return found
-
-
-def _limits(given: Any, where: str, read: Callable[[Any, str], Any]) -> Any:
-    """Returns pairs of a limit and what `read` returns: the limits ascend, and the last one is `ANY`."""
-    if not isinstance(given, list) or not all(isinstance(each, list) and len(each) == 2 for each in given):
-        raise GlassloopError(f"the table of tiles: {where} has to be a list of pairs")
-    limits = [limit for limit, _ in given]
-    ascend = all(type(limit) is int for limit in limits) and limits == sorted({*limits})
-    if not limits or not ascend or limits[-1] != ANY:
-        raise GlassloopError(f"the table of tiles: the limits of {where} have to ascend to {ANY}")
-    return tuple((limit, read(each, f"{where}[{at}]")) for at, (limit, each) in enumerate(given))
-
-
-_POSSIBLE: dict[str, tuple[Any, ...]] = {
-    "rows": (16, 32, 64, 128, 256),
-    "width": (16, 32, 64, 128, 256),
-    "step": (32, 64, 128, 256, 512),
-    "swapped": (False, True),
-    "warps": (1, 2, 4, 8),
-    "stages": (1, 2, 3, 4, 5, 6),
-    "pieces": (1, 2, 4),
-}
-
-
-def _tile(given: Any, where: str) -> Tile:
-    if not isinstance(given, list) or len(given) != len(Tile._fields):
-        raise GlassloopError(f"the table of tiles: {where} has to be a list of {', '.join(Tile._fields)}")
-    for name, value in zip(Tile._fields, given, strict=True):
-        possible = _POSSIBLE[name]
-        if value not in possible or type(value) is not type(possible[0]):
-            expected = ", ".join(map(str, possible))
-            raise GlassloopError(
-                f"the table of tiles: {where}.{name} is {value!r}; one of {expected} is expected"
-            )
-    return Tile(*given)
+    """Returns a tile with as many of its stages as fit into the shared memory besides this many bytes."""
+    return tile._replace(stages=max(1, min(tile.stages, most_stages(tile, besides, shared_memory))))
