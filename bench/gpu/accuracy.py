@@ -1,11 +1,13 @@
-"""Compares the logits of a real model on the GPU with those in float32, computed by PyTorch, over a text: the
-divergence of the distributions, and how often the likeliest token is the same. With packed weights too, if
-the model has some that can be."""
+"""Compares the logits of a real model with those in float32, computed by PyTorch, over a text: the divergence
+of the distributions, and how often the likeliest token is the same. `--of` says what is compared: an op set
+(torch with expanded and with packed weights), PyTorch in bfloat16 (autocast), or float32 with the weights
+alone rounded, to bfloat16 or as packed ones are. All but the op set torch needs no GPU."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,10 +17,14 @@ import torch
 from glassloop import LLM
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
+from glassloop.ops.tensor import Tensor
+from glassloop.ops.torch.packed import take_apart
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 
 _MARGINS = (0.01, 0.1, 0.5)  # of the likeliest logit above the next one
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+_OF = ("torch", "native", "pytorch", "weights-bf16", "weights-packed")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,29 +32,61 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--chunk", type=int, default=1000, help="tokens of a text")
     parser.add_argument("--text", type=Path, default=Path("docs"), help="a folder of Markdown files")
-    parser.add_argument("--ops", default="torch", help="the op set that is compared")
+    parser.add_argument("--of", default="torch", help=f"some of {', '.join(_OF)}")
 
 
 def main(given: argparse.Namespace) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = given.of.split(",")
+    if unknown := {*asked} - {*_OF}:
+        raise SystemExit(f"--of has {', '.join(sorted(unknown))}; some of {', '.join(_OF)} are expected")
     files = ModelFiles(fetch(given.model))
-    network = Network(files.config, files.weights, device=device).freeze()
     text = "\n".join(path.read_text() for path in sorted(given.text.glob("*.md")))
     ids = files.tokenizer().encode(text)[: given.tokens]
     if len(ids) < given.tokens:
         raise SystemExit(f"the text has {len(ids)} tokens; {given.tokens} are asked for")
     chunks = [ids[first : first + given.chunk] for first in range(0, len(ids), given.chunk)]
+    network = Network(files.config, files.weights, device=_DEVICE).freeze()
     expected = [_logits(network, chunk).cpu() for chunk in chunks]
     del network
-    for stored in ("expanded", "packed") if given.ops == "torch" else ("auto",):
-        with patch.dict(os.environ, GLASSLOOP_GPU_WEIGHTS=stored):
-            llm = LLM(given.model, ops=given.ops, kv_memory="1GB")
-        measured = [
-            _measures(whole.to(device), torch.from_numpy(llm.logits(chunk, 0)).to(device))
-            for whole, chunk in zip(expected, chunks, strict=True)
-        ]
-        _print(llm.op_set, torch.cat(measured, 1))
-        llm.close()
+    for kind in asked:
+        for name, logits in _compared(kind, given.model, files):
+            measured = [
+                _measures(whole.to(_DEVICE), logits(chunk))
+                for whole, chunk in zip(expected, chunks, strict=True)
+            ]
+            _print(name, torch.cat(measured, 1))
+
+
+def _compared(
+    kind: str, model: str, files: ModelFiles
+) -> Iterator[tuple[str, Callable[[list[int]], torch.Tensor]]]:
+    """Yields names with functions that return the logits of every row of a text."""
+    if kind in ("torch", "native"):
+        for stored in ("expanded", "packed") if kind == "torch" else ("auto",):
+            with patch.dict(os.environ, GLASSLOOP_GPU_WEIGHTS=stored):
+                llm = LLM(model, ops=kind, kv_memory="1GB")
+            yield llm.op_set, lambda ids, llm=llm: torch.from_numpy(llm.logits(ids, 0)).to(_DEVICE)
+            llm.close()
+        return
+    network = Network(files.config, files.weights, device=_DEVICE, bf16=kind == "pytorch").freeze()
+    if kind != "pytorch":
+        for name, weight in network.weights.items():
+            if weight.dim() == 2:
+                weight.copy_(_rounded(files.weights[name], weight, kind == "weights-packed"))
+    yield kind, lambda ids: _logits(network, ids)
+
+
+def _rounded(tensor: Tensor, values: torch.Tensor, packed: bool) -> torch.Tensor:
+    """Returns the values of a matrix in half precision, if `packed` as those of a packed matrix."""
+    if packed and tensor.format.take_apart is not None:
+        parts = take_apart(tensor.format, tensor.data.reshape(-1, tensor.format.block_bytes))
+        codes = torch.from_numpy(parts[0]).double()
+        scale, middle = (
+            torch.zeros(1) if each is None else torch.from_numpy(each).bfloat16().reshape(*codes.shape[:2], 1)
+            for each in parts[1:]
+        )
+        values = (codes * scale.double() + middle.double()).float().reshape(values.shape)
+    return values.bfloat16().float()
 
 
 def _logits(network: Network, ids: list[int]) -> torch.Tensor:

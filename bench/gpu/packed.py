@@ -17,7 +17,8 @@ from bench.gpu.shapes import SHAPES, random_packed
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import packed_linear
 from glassloop.ops.torch.launcher import Launcher
-from glassloop.ops.torch.matrix import MatrixProduct, Packed, TorchMatrix
+from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
+from glassloop.ops.torch.packed import Packed
 from glassloop.ops.torch.packed_linear import Division
 
 _SILU = 2

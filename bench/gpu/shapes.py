@@ -10,8 +10,9 @@ from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, Mo
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.torch.device import DEVICE, HALF
-from glassloop.ops.torch.matrix import CHUNK, Packed, TorchMatrix
+from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
+from glassloop.ops.torch.packed import CHUNK, Packed
 
 # layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
 SHAPES = {

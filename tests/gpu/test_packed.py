@@ -23,8 +23,9 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.torch import nvrtc, packed_linear
 from glassloop.ops.torch.launcher import Launcher
-from glassloop.ops.torch.matrix import MatrixProduct, Packed, TorchMatrix
+from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
+from glassloop.ops.torch.packed import Packed
 
 SILU = 2
 # bits, whether there are middles, the group of a scale
@@ -91,7 +92,7 @@ def exact_values(weight: Packed) -> torch.Tensor:
     """Returns the values of a matrix in half precision, rounded once: first to an odd float32, if they are
     not exact, which is never halfway between two of half precision."""
     codes, scale, middle = weight.parts()
-    product = codes.double().unflatten(1, (-1, weight.group)) * scale.double()[..., None]
+    product = codes.double().unflatten(1, (-1, weight.form.group)) * scale.double()[..., None]
     added = torch.zeros_like(product) if middle is None else middle.double()[..., None].expand_as(product)
     total = product + added
     back = total - product

@@ -55,8 +55,9 @@ from glassloop.ops.torch import step as torch_step
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.kernels import packed as packed_kernels
 from glassloop.ops.torch.launcher import _attention_keeps
-from glassloop.ops.torch.matrix import MatrixProduct, Packed, TorchMatrix, pack
+from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
+from glassloop.ops.torch.packed import Form, Packed, pack
 from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
 CHOICE_WIDTHS = (50, 700, 4100)
@@ -531,10 +532,10 @@ def check_packed() -> None:
     for format in formats:
         tensor = random_tensor(rng, "random", (16, 1280), format)
         packed = pack(tensor)
-        assert TorchMatrix(tensor).missing_bytes(True) == packed.data.nbytes, format.name
+        assert TorchMatrix.missing_bytes([TorchMatrix(tensor)], True) == packed.data.nbytes, format.name
         expected = _packed_values(tensor)
         others = [pack(random_tensor(rng, "other", (16, 256), each)) for each in formats]
-        for each in (packed, packed.like([packed, *others])):
+        for each in (packed, packed.like(Form.common([packed.form, *[other.form for other in others]]))):
             assert each.expanded().equal(expected), format.name
             assert _expanded_by_kernel(each).equal(expected), format.name
         # Two matrices in turn, and as many rows as are left of a unit.
@@ -545,6 +546,15 @@ def check_packed() -> None:
         assert TorchMatrix.joined(parts, in_turn=True).data.data_ptr() == both.data.data_ptr()
         in_turn = torch.stack(alone, 1).flatten(0, 1)
         assert both.expanded().equal(in_turn) and _expanded_by_kernel(both).equal(in_turn), format.name
+        # With a matrix that is not quantized, all are expanded as if nothing stayed packed.
+        mixed = [random_tensor(rng, "mixed", (16, 256), each) for each in (format, FORMATS["F32"])]
+        matrices = [TorchMatrix(tensor) for tensor in mixed]
+        for matrix in matrices:
+            matrix.stays_packed = True
+        values = torch.cat([torch.from_numpy(np.array(tensor.float32())) for tensor in mixed])
+        assert TorchMatrix.missing_bytes(matrices, True) == values.nbytes, format.name
+        whole = TorchMatrix.joined(matrices)
+        assert isinstance(whole, torch.Tensor) and whole.equal(values), format.name
         odd = TorchMatrix.of(pack(random_tensor(rng, "odd", (19, 256), format)))
         assert odd.stored.expanded().shape == (19, 256)  # type: ignore[union-attr]
         assert isinstance(TorchMatrix.joined([odd, odd]), torch.Tensor)
@@ -553,6 +563,14 @@ def check_packed() -> None:
         )
         narrow.stays_packed = True
         assert isinstance(narrow.stored, Packed) is (narrow.into == 256), format.name
+    # Matrices of different formats take what they take in their common form.
+    several = [TorchMatrix(random_tensor(rng, "each", (16, 256), each)) for each in formats]
+    for matrix in several:
+        matrix.stays_packed = True
+    expected_bytes = TorchMatrix.missing_bytes(several, True)
+    joined = TorchMatrix.joined(several)
+    assert isinstance(joined, Packed) and joined.form == Form(8, 16, True)
+    assert joined.data.nbytes == expected_bytes and TorchMatrix.missing_bytes(several, True) == 0
     shape = config(dim=128, ffn_dim=256, heads=8, tied=True)
     kinds = {"q": "Q4_0", "k": "Q8_0", "v": "Q4_1", "o": "Q5_1", "down": "Q5_0", "token_embedding": "Q4_1"}
     weights = {}
@@ -670,6 +688,15 @@ def check_slices() -> None:
                 SLICES=packed_linear.SLICES,
             )  # fmt: skip
             close(out.numpy(), (x @ weight.T).numpy(), f"{columns} columns in slices")
+    # Two ones in one slice are lost if they are added one by one to a large number in another slice.
+    x, out = torch.zeros(1, 2048), torch.zeros(1, 1)
+    x[0, 0], x[0, 256], x[0, 384] = 2.0**24, 1.0, 1.0
+    linear.linear_kernel[(1,)](
+        x, torch.ones(1, 2048), x, x, out, 1, 1, 2048, 1, 1, 2048, ROWS=16, WIDTH=16, STEP=128,
+        SWAPPED=False, EVEN=True, BIASED=False, ADDED=False, GATED=False, ACTIVATION=0, EARLY=False,
+        SLICES=packed_linear.SLICES,
+    )  # fmt: skip
+    assert out.item() == 2.0**24 + 2.0, out
 
 
 def check_packed_linear() -> None:
@@ -685,8 +712,8 @@ def check_packed_linear() -> None:
         for rows, gated, shared in product((1, 2, 8, 9, 16, 17, 64), (False, True), (101_376, 232_448)):
             data = empty(512, columns * (bits + 32 // group), dtype=torch.uint8)
             matrices = 2 if gated else 1
-            weight = Packed(data, (4096, columns), bits, group, has_middle, matrices)
-            found = packed_linear.division_for(rows, weight, shared)
+            weight = Packed(data, (4096, columns), Form(bits, group, has_middle), matrices)
+            found = packed_linear.division_for(rows, columns, weight.form, shared)
             assert found is not None and found.shared * found.division.blocks <= shared, (rows, columns)
             out = empty(rows, 4096 // matrices, dtype=half if gated else torch.float32)
             each = MatrixProduct(rows, out, empty(rows, columns, dtype=half), None, weight, None, gated, silu)

@@ -12,9 +12,11 @@ import torch
 from glassloop.ops.batch import PAGE
 from glassloop.ops.exact import sin_cos
 from glassloop.ops.torch.device import DEVICE
-from glassloop.ops.torch.kernels import adapter, attention, packed, pointwise
+from glassloop.ops.torch.kernels import adapter, attention, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
-from glassloop.ops.torch.matrix import MatrixProduct, Packed
+from glassloop.ops.torch.kernels.packed import embed_packed_kernel
+from glassloop.ops.torch.matrix import MatrixProduct
+from glassloop.ops.torch.packed import Packed
 from glassloop.ops.torch.products import Products
 from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
 from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, Heads, Step, partial_room
@@ -89,7 +91,7 @@ class Launcher:
         grid = (rows, cdiv(width, _COLUMNS))
         about = {"ids": step.ids[ids], "out": out, "width": width, "BLOCK": _COLUMNS}
         if isinstance(table, Packed):
-            self._launch(packed.embed_packed_kernel, grid, **about, **table.arguments())
+            self._launch(embed_packed_kernel, grid, **about, **table.arguments())
         else:
             self._launch(pointwise.embed_kernel, grid, table=table, **about)
 

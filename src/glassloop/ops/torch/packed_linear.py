@@ -4,6 +4,7 @@ first use."""
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ import torch
 
 from glassloop.ops.torch import nvrtc
 from glassloop.ops.torch.device import INTERPRETED, processors, shared_memory
-from glassloop.ops.torch.matrix import CHUNK, UNIT, MatrixProduct, Packed
+from glassloop.ops.torch.matrix import MatrixProduct
+from glassloop.ops.torch.packed import CHUNK, UNIT, Form, Packed
 from glassloop.ops.torch.tiles import cdiv
 
 SOURCE = Path(__file__).parent / "kernels" / "packed_linear.cu"
@@ -59,7 +61,8 @@ def can_launch(product: MatrixProduct) -> bool:
         return False
     has_inputs = weight.data.is_contiguous() and (added is None or added.dtype is torch.float32)
     has_activation = not (gated and activation == _GELU)
-    return has_inputs and has_activation and division_for(rows, weight, shared_memory()) is not None
+    found = division_for(rows, weight.shape[1], weight.form, shared_memory())
+    return has_inputs and has_activation and found is not None
 
 
 def launch(product: MatrixProduct, early: bool) -> None:
@@ -67,9 +70,9 @@ def launch(product: MatrixProduct, early: bool) -> None:
     previous one has ended."""
     rows, out, x, added, weight, bias, _, _ = product
     assert isinstance(weight, Packed)
-    found = division_for(rows, weight, shared_memory())
-    assert found is not None
     height, columns = weight.shape[0] // weight.matrices, weight.shape[1]
+    found = division_for(rows, columns, weight.form, shared_memory())
+    assert found is not None
     tiles = cdiv(cdiv(height, UNIT) * weight.matrices, 2 * found.division.tiles)
     grid = min(tiles, processors() * found.division.blocks), cdiv(rows, 8 * found.eights)
     # An argument that the kernel does not read is any array.
@@ -81,12 +84,13 @@ def launch(product: MatrixProduct, early: bool) -> None:
     nvrtc.launch(SOURCE, settings, grid, _THREADS, found.shared, arguments, early)
 
 
-def division_for(rows: int, weight: Packed, shared: int) -> Found | None:
-    """Returns how the kernel divides a product of so many rows within these bytes of shared memory; None if
-    they do not suffice."""
+@cache
+def division_for(rows: int, columns: int, form: Form, shared: int) -> Found | None:
+    """Returns how the kernel divides a product of so many rows and columns within these bytes of shared
+    memory; None if they do not suffice."""
     eights = next(each for each in (1, 2, 4) if rows <= 8 * each or each == 4)
     for division in (*(ONE if rows == 1 else ()), *(SOME if rows <= 8 else MANY), *SMALL):
-        needed = _shared_bytes(min(rows, 8 * eights), weight, division)
+        needed = _shared_bytes(min(rows, 8 * eights), columns, form, division)
         if needed * division.blocks <= shared:
             return Found(division, eights, needed)
     return None
@@ -97,9 +101,9 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
     weight = product.weight
     assert isinstance(weight, Packed)
     return {
-        "BITS": weight.bits,
-        "MIDDLE": int(weight.has_middle),
-        "GROUP": weight.group,
+        "BITS": weight.form.bits,
+        "MIDDLE": int(weight.form.has_middle),
+        "GROUP": weight.form.group,
         "MATRICES": weight.matrices,
         "GATED": int(product.gated),
         "ACTIVATION": product.activation if product.gated else 0,
@@ -116,13 +120,9 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
     }
 
 
-def _shared_bytes(rows: int, weight: Packed, division: Division) -> int:
+def _shared_bytes(rows: int, columns: int, form: Form, division: Division) -> int:
     """Returns the bytes of shared memory of a block of so many rows: stages, sums and x."""
-    chunks = weight.shape[1] // CHUNK
-    chunk = CHUNK * weight.bits + UNIT * (CHUNK // weight.group) * (
-        4 if weight.has_middle else 2
-    )  # of a unit
-    stages = SLICES * division.stages * 2 * division.tiles * division.span * chunk
+    stages = SLICES * division.stages * 2 * division.tiles * division.span * form.chunk_bytes
     sums = 2 * SLICES * division.tiles * rows * 16 * 4
-    x = SLICES * cdiv(chunks, SLICES) * rows * 2 * CHUNK if division.x_shared else 0
+    x = SLICES * cdiv(columns // CHUNK, SLICES) * rows * 2 * CHUNK if division.x_shared else 0
     return stages + sums + x

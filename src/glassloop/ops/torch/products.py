@@ -10,8 +10,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.torch import packed_linear
 from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processors
-from glassloop.ops.torch.kernels import linear, packed
-from glassloop.ops.torch.matrix import MatrixProduct, Packed
+from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.kernels.packed import expand_kernel
+from glassloop.ops.torch.matrix import MatrixProduct
+from glassloop.ops.torch.packed import Packed
 from glassloop.ops.torch.tiles import WIDE, cdiv, sliced_tile_for, tile_for, wide_tile_for
 
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
@@ -95,7 +97,7 @@ class Products:
             self._moved = True
         out = self._expanded[: rows * columns].view(rows, columns)
         launch(
-            packed.expand_kernel,
+            expand_kernel,
             (cdiv(rows, _EXPANDED_ROWS), cdiv(columns, _EXPANDED_COLUMNS)),
             out=out,
             rows=rows,

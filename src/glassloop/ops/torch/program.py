@@ -17,7 +17,7 @@ from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, memory_errors
 from glassloop.ops.torch.launcher import Launcher, head_block
-from glassloop.ops.torch.matrix import Packed
+from glassloop.ops.torch.packed import Packed
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import Recorder, Value
 from glassloop.ops.torch.rows import DeviceRows, Timer

@@ -16,11 +16,13 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from glassloop.ops.torch import matrix, nvrtc, packed_linear, products
+from glassloop.ops.torch import nvrtc, packed, packed_linear, products
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, shared_memory, tma_processors
 from glassloop.ops.torch.kept import keep, read_kept
-from glassloop.ops.torch.kernels import linear, packed
-from glassloop.ops.torch.matrix import MatrixProduct, Packed
+from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.kernels import packed as packed_kernels
+from glassloop.ops.torch.matrix import MatrixProduct
+from glassloop.ops.torch.packed import Packed
 from glassloop.ops.torch.tile_table import table_text
 from glassloop.ops.torch.tiles import WIDE, table_in_use, tile_for, wide_tile_for
 
@@ -30,7 +32,7 @@ _WIDTH, _COLUMNS = 1024, 2048
 _FILE = "glassloop-selftest"
 # What it tests.
 _FILES = (
-    *(str(each.__file__) for each in (linear, packed, matrix, products, packed_linear)),
+    *(str(each.__file__) for each in (linear, packed_kernels, packed, products, packed_linear)),
     __file__,
     str(packed_linear.SOURCE),
 )

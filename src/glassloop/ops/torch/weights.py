@@ -16,21 +16,22 @@ from glassloop.ops.torch.recorder import Call, Product, widest_rank
 
 def prepare_weights(calls: Sequence[Call]) -> list[dict[str, Any]]:
     """Returns the settings of calls with the weights on the device; raises if these do not fit there."""
-    matrices = {
-        matrix
-        for call in calls
-        for matrix in (
-            [call.settings["table"]]
-            if call.kind == "embed"
-            else [product.matrix for product in call.settings.get("products", ())]
-        )
-    }
-    expanded, packed = (sum(matrix.missing_bytes(each) for matrix in matrices) for each in (False, True))
+    groups = {tuple(found) for call in calls if (found := _matrices(call))}
+    expanded, packed = (
+        sum(TorchMatrix.missing_bytes(group, each) for group in groups) for each in (False, True)
+    )
     stay_packed = keeps_packed(expanded, packed)
     check_room("the model", packed if stay_packed else expanded)
-    for matrix in matrices:
+    for matrix in {matrix for group in groups for matrix in group}:
         matrix.stays_packed |= stay_packed
     return [_with_weights(call) for call in calls]
+
+
+def _matrices(call: Call) -> list[TorchMatrix]:
+    """Returns the matrices of a call, which are joined."""
+    if call.kind == "embed":
+        return [call.settings["table"]]
+    return [product.matrix for product in call.settings.get("products", ())]
 
 
 def _with_weights(call: Call) -> dict[str, Any]:

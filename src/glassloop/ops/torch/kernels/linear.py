@@ -1,5 +1,5 @@
-"""Matrix products. Each sum runs over the columns in ascending steps of 16 in one float32 accumulator, so its
-bits depend neither on the tile nor on the number of rows."""
+"""Matrix products. Each sum runs over the columns in ascending steps of 16 in one float32 accumulator (of a
+packed matrix, in one for each slice), so its bits depend neither on the tile nor on the number of rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import triton
 import triton.language as tl
 
 from glassloop.ops.torch.kernels.pointwise import activated, let_next_start, settled, wait_for_previous
+
+
+@triton.jit
+def tile_at(number, row_tiles, tiles):
+    """Returns the place of a tile by its number: along the rows of x and along those of the matrix. Eight
+    tiles of rows in turn use the same weights, which are then in the L2 cache."""
+    group = number // (8 * tiles)
+    together = tl.minimum(row_tiles - group * 8, 8)
+    within = number % (8 * tiles)
+    return group * 8 + within % together, within // together
 
 
 @triton.jit
@@ -69,19 +79,13 @@ def linear_kernel(
     STEP columns at a time (EVEN: STEP divides the number of columns). If SWAPPED, the transpose is computed,
     in which the rows of the weight fill the larger side of a tensor core instruction. `width` is the number
     of outputs. AHEAD (with EVEN): the first weights are read before the previous kernel has ended. With
-    SLICES, the columns are divided into as many slices of whole chunks of 128 columns; each is added up in
-    an accumulator of its own, and then the slices are (STEP divides 128)."""
+    SLICES, the columns are divided into as many slices, each of whole chunks of 128 columns and with an
+    accumulator of its own; then the slices are added (STEP divides 128)."""
     let_next_start(EARLY)
     weight_rows = width * 2 if GATED else width
     tiles = tl.cdiv(weight_rows, WIDTH)
     row_tiles = tl.cdiv(rows, ROWS)
-    # Eight tiles of rows in turn use the same weights, which are then in the L2 cache.
-    number = tl.program_id(0)
-    group = number // (8 * tiles)
-    together = tl.minimum(row_tiles - group * 8, 8)
-    at_row = group * 8 + number % (8 * tiles) % together
-    at_width = number % (8 * tiles) // together
-
+    at_row, at_width = tile_at(tl.program_id(0), row_tiles, tiles)
     row = at_row * ROWS + tl.arange(0, ROWS)
     output = at_width * WIDTH + tl.arange(0, WIDTH)
     step = tl.arange(0, STEP)
@@ -168,10 +172,8 @@ def wide_linear_kernel(
     row_tiles = tl.cdiv(rows, ROWS)
     OUTPUTS: tl.constexpr = WIDTH // 2 if GATED else WIDTH
     for number in tl.range(tl.program_id(0), tiles * row_tiles, tl.num_programs(0), flatten=True):
-        group = number // (8 * tiles)
-        together = tl.minimum(row_tiles - group * 8, 8)
-        first_row = (group * 8 + number % (8 * tiles) % together) * ROWS
-        at_width = number % (8 * tiles) // together
+        at_row, at_width = tile_at(number, row_tiles, tiles)
+        first_row = at_row * ROWS
         total = tl.zeros([ROWS, WIDTH], tl.float32)
         for start in range(0, columns, STEP):
             total = tl.dot(x.load([first_row, start]), weight.load([at_width * WIDTH, start]).T, total)

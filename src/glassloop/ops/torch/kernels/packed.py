@@ -1,4 +1,4 @@
-"""Packed matrices (`Packed` of matrix.py): their values in half precision."""
+"""Packed matrices (`Packed` of packed.py): their values in half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The product of a few rows with a packed matrix (`Packed` of matrix.py). Few rows should take no longer than reading the matrix.
+// The product of a few rows with a packed matrix (`Packed` of packed.py). Few rows should take no longer than reading the matrix.
 //
 // The order of a sum: the columns are divided into chunks of 128, and the chunks into 8 slices of the same size, the last of which
 // may have fewer or none. A slice is added up by the tensor cores, in ascending steps of 16 in one float32 accumulator; then the
@@ -145,7 +145,7 @@ packed_linear(const u16* __restrict__ x, const char* __restrict__ matrix, const 
     const int chunks = columns / 128, length = (chunks + SLICES - 1) / SLICES;
     const int first = min(warp * length, chunks), last = min(first + length, chunks);  // of the warp's slice
     const int units = (height + 7) / 8;                       // of each of the matrices, which have this height
-    const int ends = (units * MATRICES + UNITS - 1) / UNITS;  // of the numbers of TILES tiles
+    const int ends = (units * MATRICES + UNITS - 1) / UNITS;  // how many times TILES tiles there are
     const int first_row = blockIdx.y * (8 * EIGHTS), own_rows = min(rows - first_row, 8 * EIGHTS);
     const int values = own_rows * (TILES * 16);  // outputs of a block at a time, two of which make a gated one
     char* const stages = shared + warp * (STAGES * STAGE_BYTES);
