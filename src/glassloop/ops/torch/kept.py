@@ -58,7 +58,7 @@ def keep(name: str, text: str, depends_on: Sequence[str] = ()) -> bool:
         if place is not None:
             place.put(text, name, binary=False)
         return place is not None
-    except OSError:
+    except (OSError, RuntimeError):
         return False
 
 
