@@ -19,6 +19,7 @@ from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import Race, fork_salt
 from glassloop.decode.plugins import check_stages, plugin_notes
 from glassloop.decode.sentence import BeamRank
+from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
@@ -64,7 +65,7 @@ def explain_token(
     if run.upstream is not None:
         return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
-    past = run.drawn_with(at if of == "answer" else 0)
+    past = run.drawn_with(at if of == "answer" else len(run.tokens))
     sampling, seed, salt = past.sampling, past.seed, past.salt
     searched = sampling.beam_width > 1
     what_if = bool(overrides) or luck == "new"
@@ -79,7 +80,7 @@ def explain_token(
         raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
     ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
     if luck == "new":
-        salt = fork_salt(run.salt, len(ids), run.forks.get(len(ids), 0) + 1)
+        salt = peek_luck(run, at) if of == "answer" else fork_salt(salt, at, 1)
     source = "beam" if sampling.beam_width > 1 else "sampled"
     taken: int | None = None
     refused: int | None = None
