@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from diffuse.small import masked_llm
 from engine.random_runs import PROMPT, SmallLLM, random_sampling, small_llm
-from engine.small import EOS
-from engine.test_branching import with_two_adapters
+from engine.small import EOS, with_adapters
 
 from glassloop import GlassloopError, Run, Sampling
 from glassloop.edit.record import Edit
+from glassloop.engine.adapters import LoadedAdapter
 from glassloop.trace.store import Store
 
 TEXT = "the quick brown fox jumps"
@@ -26,10 +26,11 @@ DRAWN = Sampling(seed=3, temperature=5.0, max_tokens=12, allowed_token_ids=LETTE
 
 @cache
 def adapted_llm() -> SmallLLM:
-    llm = with_two_adapters()
-    known = llm.engine.loop.adapters.loaded
-    for name, loaded in known.items():
-        known[name] = loaded._replace(sha256=sha256(name.encode()).hexdigest())  # as a file has it
+    llm = SmallLLM(seed=7)  # a model that no other test uses
+    for number, adapter in enumerate(with_adapters(llm.transformer).adapters.loaded):
+        if adapter is not None:
+            hash = sha256(adapter.name.encode()).hexdigest()  # as a file has it
+            llm.engine.loop.adapters.add(adapter.name, LoadedAdapter(number, hash))
     return llm
 
 

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
+from glassloop.arguments import check_count as check_count
+from glassloop.arguments import check_number as check_number
+from glassloop.arguments import check_text as check_text
 from glassloop.decode.sampling import Sampling
-from glassloop.errors import GlassloopError, SamplingError
-from glassloop.shown import shown
-
-
-def check_count(name: str, value: object, low: int, high: int) -> int:
-    """Returns a whole number from `low` to `high`; raises if it is not one."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        problem = f"is {shown(value)}; a whole number from {low} to {high} is expected"
-        raise GlassloopError.about(name, problem)
-    return value
-
-
-def check_number(name: str, value: object, low: float, high: float) -> float:
-    """Returns a number from `low` to `high`; raises if it is not one."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-    if not good or not low <= value <= high:  # type: ignore[operator]
-        problem = f"is {shown(value)}; a number from {low:g} to {high:g} is expected"
-        raise GlassloopError.about(name, problem)
-    return float(value)  # type: ignore[arg-type]
+from glassloop.errors import SamplingError
 
 
 def check_left_to_right(sampling: Sampling) -> None:
@@ -32,10 +15,3 @@ def check_left_to_right(sampling: Sampling) -> None:
         raise SamplingError.about(
             "diffusion", "is given; edits draw from left to right, and proposer='diffusion' fills masks"
         )
-
-
-def check_text(name: str, value: object) -> str:
-    """Returns a text; raises if it is not one."""
-    if not isinstance(value, str):
-        raise GlassloopError.about(name, f"is {type(value).__name__}; a text is expected")
-    return value

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.defaults import check_sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import best_by_bits, chain
@@ -234,6 +235,8 @@ def _begin(
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
     if window is not None:
         check_count("window", window, 0, 1 << 20)
+    if sampling is not None:
+        check_sampling(sampling)
     if sampling is not None and sampling.n > 1:
         raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
     if method == "metropolis" and sampling is not None and sampling.greedy:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import Explanation, explain
@@ -27,7 +28,7 @@ from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.shown import printable
 from glassloop.trace.run import NoSuchToken as NoSuchToken
-from glassloop.trace.run import Past, Run
+from glassloop.trace.run import Past, Run, check_is_run
 from glassloop.trace.token import Token
 from glassloop.trace.told import explain_told
 from glassloop.trace.verdict import Difference, Verdict
@@ -65,6 +66,9 @@ def explain_token(
     if run.upstream is not None:
         return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
+    at = _check_place(run, at, of)
+    check_one_of("luck", luck, ("same", "new"), TraceError)
+    check_count("shown", shown, 0, llm.config.vocab_size)
     past = run.drawn_with(at if of == "answer" else len(run.tokens))
     sampling, seed, salt = past.sampling, past.seed, past.salt
     searched = sampling.beam_width > 1
@@ -73,11 +77,8 @@ def explain_token(
         sampling = sampling.changed({"n": 1, "beam_width": 1, **overrides})
         if overrides.get("seed") is not None and sampling.seed is not None:
             seed = sampling.seed
-    _check_place(run, at, of)
     if of == "answer" or what_if:
         check_stages(sampling, past.plugins)
-    if luck not in ("same", "new"):
-        raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
     ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
     if luck == "new":
         salt = peek_luck(run, at) if of == "answer" else fork_salt(salt, at, 1)
@@ -125,17 +126,10 @@ def token_at(run: Run, at: int) -> Token | None:
     return run.tokens[at] if at < len(run.tokens) else run.end
 
 
-def _check_place(run: Run, at: int, of: Part) -> None:
-    if of == "answer":
-        first, last, note = 0, len(run.tokens), ""
-    elif of == "prompt":
-        first, last = 1, len(run.prompt_ids) - 1
-        note = "; before the first token of the prompt there are no logits"
-    else:
-        raise TraceError(f"of is {of!r}; 'answer' or 'prompt' is expected")
-    if not first <= at <= last:
-        expected = f"a token from {first} to {last} is expected" if first <= last else "the prompt has one"
-        raise NoSuchToken(f"step is {at}; {expected}{note}")
+def _check_place(run: Run, at: int, of: Part) -> int:
+    check_one_of("of", of, ("answer", "prompt"), TraceError)
+    first, last = (0, len(run.tokens)) if of == "answer" else (1, len(run.prompt_ids) - 1)
+    return check_count("at", at, first, last, "a token", NoSuchToken)
 
 
 def _beam_rank(run: Run, at: int) -> BeamRank | None:
@@ -168,8 +162,7 @@ def replay_run(
     else:
         check_ids(llm, run)
     records = _records(run)
-    if not 0 <= first <= len(records):
-        raise TraceError(f"first is {first}; a token from 0 to {len(records)} is expected")
+    check_count("first", first, 0, len(records), "a token", TraceError)
     if run.sampling.beam_width > 1:
         made: Iterator[Chosen] = iter(_searched(llm, run, deadline)[first:])
     else:
@@ -213,6 +206,7 @@ def check_run(llm: RequestMaker, run: Run) -> None:
 def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
+    check_is_run(run)
     if run.diffusion is not None:
         raise TraceError.about(
             "run",
