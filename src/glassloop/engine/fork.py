@@ -40,7 +40,9 @@ def fork_request(
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
     llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
-    _check_room(options, at, len(forced))
+    if not forced and at >= options.max_tokens:
+        kept = f"is {options.max_tokens}, and the fork keeps {at} tokens"
+        raise SamplingError.about("max_tokens", f"{kept}; at least {at + 1} is expected")
     built = llm.build(options)
     # Change one thing at a time: a fork that changes something keeps the luck; else the luck is what changes.
     if forced or changed:
@@ -82,16 +84,6 @@ def fork_options(
         options = replace(options, seed=before.seed)
     same = {name: getattr(before, name) for name in ("n", "beam_width", "timeout")}  # change no choice
     return options, replace(options, **same) != before
-
-
-def _check_room(options: Sampling, kept: int, forced: int) -> None:
-    """Raises unless `max_tokens` leaves room for the tokens that a fork keeps and continues with."""
-    least = kept + max(1, forced)
-    if options.max_tokens < least:
-        given = f" and continues with {forced}" if forced else ""
-        tokens = "1 token" if kept == 1 else f"{kept} tokens"
-        problem = f"is {options.max_tokens}; the fork keeps {tokens}{given}"
-        raise SamplingError.about("max_tokens", f"{problem}, so at least {least} is expected")
 
 
 def forked_run(llm: RequestMaker, run: Run, at: int, *, is_edit: bool) -> Run:

@@ -251,7 +251,7 @@ def check_ids(llm: RequestMaker, run: Run) -> None:
     refused = [token.refused.id for token in records if token.refused is not None]
     passed = [each.id for record in run.passes for each in record.unfilled]
     passed += [each.id for record in run.passes for each in record.filled]
-    for id in (*run.prompt_ids, *[token.id for token in records], *refused, *passed):
+    for id in (*run.prompt_ids, *[token.id for token in records], *run.pending, *refused, *passed):
         if not 0 <= id < size:
             raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
 
