@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.stop import PAUSED, Pause
 from glassloop.engine.fork import forked_run
+from glassloop.engine.owner import current_owner
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
@@ -89,6 +90,7 @@ class Running:
         if method.needs_verifier and verifier is None:
             raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
         self.llm = llm
+        self.owner = current_owner()  # of its requests, whichever thread makes them
         self.method = method
         self.budget = budget
         self.judge = judge
@@ -421,6 +423,7 @@ class Running:
             forced=forced,
             pause=Pause(tokens, ids, first) if ids or tokens < _MOST_TOKENS else None,
             drafts=self.llm.drafts,
+            owner=self.owner,
             arrived=growth.arrived,
             built=self._compiled,
         )
