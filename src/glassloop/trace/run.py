@@ -237,6 +237,14 @@ class Run:
         """The log-probability of the whole answer under the model's own distribution."""
         return sum(token.raw_logprob for token in self.tokens)
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run ended, or stands, at a place that its request does not decide: its record is the
+        beginning of what the same request writes elsewhere."""
+        if (self.finish_reason, self.stop_reason) == ("length", "kv memory"):
+            return True
+        return self.finish_reason in (None, "cancelled", "timeout", "error")
+
     def distinct(self, size: int) -> float | None:
         """Returns the share of distinct ones among all sequences of `size` tokens of the answer."""
         ids = self.token_ids
