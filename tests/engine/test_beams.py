@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from engine.random_runs import PROMPT, small_llm
+from engine.random_runs import PROMPT, random_sampling, small_llm
 from engine.small import EOS, check_held, finish, loop, model, naive, request, tokenizer
 from model.tiny import TINY, VOCAB, make
 
@@ -453,3 +453,54 @@ def test_every_run_ends_once_although_the_listener_fails_and_the_search_is_ended
     assert kept == [0, 1, 2]
     assert all(run.error is None and run.finish_reason == "length" for run in asked.runs)
     check_held(engine)
+
+
+# ── everything at once ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _any_search(rng: np.random.Generator) -> Sampling:
+    width = int(rng.integers(2, 6))
+    given = {"beam_width": width, "max_tokens": int(rng.integers(1, 20)), "min_tokens": 0}
+    given |= {"stop_on_repetition": int(rng.choice([0, 2, 3])), "early_stopping": bool(rng.random() < 0.4)}
+    if rng.random() < 0.4:  # some of the beams end by themselves
+        given["logit_bias"] = {EOS: float(rng.uniform(8, 16))}
+    return replace(random_sampling(rng, n=1), n=int(rng.integers(1, width + 1)), **given)
+
+
+def _record(run: Run) -> tuple[object, ...]:
+    """All that must be the same, bit for bit, whatever else runs."""
+    ending = (run.finish_reason, run.stop_reason, run.end, run.tail)
+    return (run.sample, run.salt, run.tokens, run.prompt_tokens, run.beams, *ending)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_search_beside_others_is_as_alone_and_replays_wherever_it_is_cut(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 256, int(rng.integers(1, 90))).tolist() for _ in range(3)]
+    searches = [(prompt, _any_search(rng)) for prompt in prompts]
+    alone = [[_record(run) for run in finish(loop(model()), request(*each))] for each in searches]
+    engine = loop(model(), pages=int(rng.choice([40, 60, 200])))
+    asked = [small_llm().prepare(*each) for each in searches]
+    others = [request(rng.integers(0, 256, 30).tolist(), Sampling(max_tokens=40)) for _ in range(2)]
+    ends = [_ends(each) for each in asked]
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeOps, "step_rows", int(rng.choice([16, 64, 512])))
+        for each in (*asked, *others):
+            engine.add(each)
+        cut = asked[int(rng.integers(3))]
+        for step in count():
+            engine.step()
+            check_held(engine)
+            if not engine.busy:
+                break
+            if rng.random() < 0.05 and engine.scheduler.running:
+                engine.scheduler.preempt(engine.scheduler.running[-1])
+            if step == 2 * seed:
+                engine.cancel(cut)
+    for each, expected, told in zip(asked, alone, ends, strict=True):
+        assert set(told.values()) == {1}
+        if each is not cut:
+            assert [_record(run) for run in each.runs] == expected
+        for run in each.runs:
+            verdict = run.replay()
+            assert verdict.identical, f"{verdict}: {run.sampling}"
