@@ -7,7 +7,7 @@ ways. Its tasks are `Writer`s, one for each run. The tokens of a block are told 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from glassloop.decode.stop import Ending, Stopper
 from glassloop.diffuse.filling import Filling
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.branch import Branch, BranchText
+from glassloop.engine.checks import check_rows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import Submitter, raise_error
 from glassloop.engine.generation import complete
@@ -54,6 +55,7 @@ class DiffusionRequest(Request):
 
     def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task]:
         writers = [Writer(self, run, order, loop) for run in self.runs]
+        check_rows(writers[0].branch, loop.transformer, "diffusion.block")
         writers[0].siblings = writers[1:]
         return list(writers)
 
@@ -241,17 +243,8 @@ def by_diffusion(
     check_prompt(request.runs[0])
     for run in request.runs:
         run.diffusion = options.to_dict() | {"adapter": mask.sha256}
-    return DiffusionRequest(
-        request.prompt_ids,
-        request.sampling,
-        request.runs,
-        priority=request.priority,
-        keep=request.keep,
-        built=request.built,
-        pieces=llm.piece,
-        options=options,
-        mask=mask,
-    )
+    known = {each.name: getattr(request, each.name) for each in fields(Request)}
+    return DiffusionRequest(**known, pieces=llm.piece, options=options, mask=mask)
 
 
 def diffuse(

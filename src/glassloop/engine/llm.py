@@ -263,7 +263,7 @@ class LLM(LocalEngine):
         if run.diffusion is not None:
             from glassloop.diffuse.replay import replay_passes
 
-            return replay_passes(self, run, deadline)
+            return replay_passes(self, run, first, strict, deadline)
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)

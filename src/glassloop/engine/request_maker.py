@@ -92,7 +92,8 @@ class RequestMaker(Maker):
         talk = None if messages is None else recorded(messages)
 
         def make(seed: int, number: int) -> Run:
-            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number, messages=talk)
+            salt = 0 if sampling.beam_width > 1 else number  # all results of a search have the same luck
+            return self.new_run(ids, sampling, seed, salt=salt, prompt=text, sample=number, messages=talk)
 
         runs = runs_of(sampling, make)
         built = compiled or self.build(sampling)
