@@ -17,12 +17,13 @@ from glassloop.edit.bounds import check_count, check_left_to_right, check_number
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
 from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
-from glassloop.edit.power import fork, suffix_proposal
+from glassloop.edit.power import redraw, suffix_proposal
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import apart, apply, borders, prompt_and_text, whole_characters
 from glassloop.edit.surprise import Measured, left_bits, measure
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.replay import check_continuable, check_run
 from glassloop.engine.request import draw_seed
 from glassloop.errors import GlassloopError, SamplingError, TextError
 from glassloop.shown import shown
@@ -110,6 +111,8 @@ def repair(
     check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
+    if isinstance(text, Run):
+        (check_run if check is None else check_continuable)(llm, text)
     options = _Options(budget, candidates, tokens, window, least, spans, proposer)
     seed = None if sampling is None else sampling.seed
     work = Work(llm, draw_seed() if seed is None else seed, deadline)
@@ -119,8 +122,8 @@ def repair(
         sampling = sampling or DRAWN
         current, proposals = _unchecked(work, draft, sampling, options)
     else:
-        draft = text if isinstance(text, Run) and text.token_ids == ids else work.text(prompt_ids, ids)
-        sampling = replace(_checked_sampling(draft, text, sampling), seed=work.dice.seed)
+        sampling = replace(_checked_sampling(text, len(ids), sampling), seed=work.dice.seed)
+        draft = work.text(prompt_ids, ids, text if isinstance(text, Run) else None)
         current, proposals = _by_check(work, draft, head, check, sampling, options)
     given = {**_plain(options), "ids": ids, "head": head, "checked": check is not None}
     given["sampling"] = sampling.to_dict()
@@ -239,13 +242,15 @@ def _by_check(
     current, proposals, step = draft, list[Proposal](), 0
     kept, level = draft, list[Proposal]()  # the first text with this score, and what was accepted since
     built = work.llm.compile(sampling)
+    # A draw adds at least one token to those that it keeps.
+    most = min(sampling.max_tokens, work.llm.config.context - len(draft.prompt_ids)) - 1
     while not passed and work.tokens < budget:
         cuts = borders(work, current)
         forks = []
         for number in range(options.candidates):
-            at = work.dice.below(1 + len(current.tokens), step, number)
+            at = work.dice.below(1 + min(len(current.tokens), most), step, number)
             at, _ = whole_characters(cuts, at, at)
-            forks.append((at, fork(work.llm, current, at, work.dice.salt(step, number), built)))
+            forks.append((at, redraw(work.llm, current, at, work.dice.salt(step, number), built)))
         work.complete([request for _, request in forks])
         made = []
         for number, (at, request) in enumerate(forks):
@@ -282,12 +287,15 @@ def verdict(check: Check, text: str) -> tuple[bool, float]:
     return bool(getattr(found, "passed", score >= 1)), float(score)
 
 
-def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) -> Sampling:
-    """Returns the options with which the end of a text is drawn anew: by default those of its run."""
+def _checked_sampling(text: str | Run, tokens: int, sampling: Sampling | None) -> Sampling:
+    """Returns the options with which the end of a text of so many tokens is drawn anew: by default those of
+    its run."""
     if sampling is None and isinstance(text, Run):
         return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
     if sampling is None:
-        return replace(DRAWN, max_tokens=len(draft.tokens) + _LONGER)
+        return replace(DRAWN, max_tokens=tokens + _LONGER)
+    if sampling.beam_width > 1:
+        raise SamplingError.about("beam_width", "is above 1; the end of a text is drawn, so 1 is expected")
     return replace(sampling, revise=0)
 
 

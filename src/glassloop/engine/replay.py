@@ -217,16 +217,14 @@ def check_run(llm: RequestMaker, run: Run) -> None:
     run.check_computable()
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
-        raise TraceError(
-            f"run {run.id} was made by {made} ({_short(run.identity)}), and this is {llm.name}"
-            f" ({_short(llm.model_hash)})"
-        )
+        problem = f"{run.id} was made by {made} ({_short(run.identity)}), and this is {llm.name}"
+        raise TraceError.about("run", f"{problem} ({_short(llm.model_hash)})")
     for name, hash in run.adapters.items():
         loaded = llm.adapters.get(name)
         if loaded != hash:
             has = "has no adapter of this name" if loaded is None else f"has {name} ({_short(loaded)})"
             made = f"made with the adapter {printable(name)} ({_short(hash)})"
-            raise TraceError(f"run {run.id} was {made}, and {llm.name} {has}")
+            raise TraceError.about("run", f"{run.id} was {made}, and {llm.name} {has}")
     check_ids(llm, run)
 
 
@@ -234,15 +232,17 @@ def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
     if run.diffusion is not None:
-        raise TraceError(
-            f"run {run.id} was written by filling masks; it can be explained and replayed, but not continued"
-            " or forked: its text as a prompt can"
+        raise TraceError.about(
+            "run",
+            f"{run.id} was written by filling masks; it can be explained and replayed, but not continued or"
+            " forked: its text as a prompt can",
         )
     check_run(llm, run)
     if run.ops and run.ops != llm.op_set:
-        raise TraceError(
-            f"run {run.id} was made with the op set {printable(run.ops)}, and this is {llm.op_set};"
-            " it can be explained and replayed here, but not continued or forked"
+        raise TraceError.about(
+            "run",
+            f"{run.id} was made with the op set {printable(run.ops)}, and this is {llm.op_set};"
+            " it can be explained and replayed here, but not continued or forked",
         )
 
 
@@ -260,18 +260,22 @@ def check_ids(llm: RequestMaker, run: Run) -> None:
     context, size = llm.config.context, llm.config.vocab_size
     records = records_of(run)
     if not run.prompt_ids:
-        raise TraceError(f"run {run.id} has no prompt; at least one token is expected")
+        raise TraceError.about("run", f"{run.id} has no prompt; at least one token is expected")
     if len(run.prompt_ids) + len(run.tokens) > context:
         length = len(run.prompt_ids) + len(run.tokens)
-        raise TraceError(f"run {run.id} has {length} tokens; {llm.name} has room for {context}")
+        raise TraceError.about("run", f"{run.id} has {length} tokens; {llm.name} has room for {context}")
     if run.context > context:
-        raise TraceError(f"run {run.id} has a context of {run.context} tokens; {llm.name} has {context}")
+        raise TraceError.about(
+            "run", f"{run.id} has a context of {run.context} tokens; {llm.name} has {context}"
+        )
     refused = [token.refused.id for token in records if token.refused is not None]
     passed = [each.id for record in run.passes for each in record.unfilled]
     passed += [each.id for record in run.passes for each in record.filled]
     for id in (*run.prompt_ids, *[token.id for token in records], *run.pending, *refused, *passed):
         if not 0 <= id < size:
-            raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
+            raise TraceError.about(
+                "run", f"{run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}"
+            )
 
 
 def replay_notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:

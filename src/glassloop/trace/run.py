@@ -386,9 +386,10 @@ class Run:
     def check_computable(self) -> None:
         """Raises if another engine computed the run: nothing here can compute it again."""
         if self.upstream is not None:
-            raise TraceError(
-                f"run {self.id} was computed by {self.upstream.described}, with the model {self.model}; it"
-                " cannot be computed again here, only shown (with --upstream it can be continued there)"
+            raise TraceError.about(
+                "run",
+                f"{self.id} was computed by {self.upstream.described}, with the model {self.model}; it cannot"
+                " be computed again here, only shown (with --upstream it can be continued there)",
             )
 
     def tree(self) -> RunTree:
