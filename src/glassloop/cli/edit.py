@@ -298,7 +298,7 @@ def edit(
                 prompt=prompt,
                 budget=budget,
                 candidates=candidates,
-                tokens=6 if tokens is None else tokens,
+                tokens=tokens,
                 window=window,
                 least_gain=least_gain,
                 sampling=sampling,

@@ -9,9 +9,10 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import fork_salt, pass_salt
 from glassloop.decode.stop import Ending, stop_ids
+from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.rows import Rows
-from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
+from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.masked import Masked, Pass
 from glassloop.engine.replay import Luck, NoSuchToken, check_ids, replay_notes
@@ -36,7 +37,8 @@ def options_of(llm: LLM, run: Run) -> Diffusion:
     check_ids(llm, run)
     try:
         options = Diffusion.of(values)
-        check(run.sampling, options, llm.mask)
+        DIFFUSION.check_recorded(run.sampling)
+        check_revision(options, llm.mask)
         check_prompt(run)
     except GlassloopError as error:
         raise TraceError(f"run {run.id}: {error}") from None
@@ -114,11 +116,12 @@ def explain_fill(
     """Returns why the token at this place of the answer is there: the pass that filled it is computed again.
     `number` asks about another pass: what the place would have got in it. Options, or new luck, make it a
     what-if."""
-    options = options_of(llm, run)
+    options_of(llm, run)  # raises if this model cannot compute the passes
     sampling, seed, salt = run.sampling, run.seed, run.salt
     if overrides:
         sampling = sampling.changed({"n": 1, **overrides})
-        check(sampling, options, llm.mask)
+        for kind in (WHAT_IF, DIFFUSION):
+            kind.check(sampling, run.sampling)
         seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
     if luck not in ("same", "new"):
         raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import CONTINUE, FORK
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
-from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.errors import GlassloopError, TextError
 from glassloop.shown import shown
 from glassloop.trace.run import Run
 
@@ -32,8 +33,6 @@ def fork_request(
     check_continuable(llm, run)
     check_place(run, at, token, text)
     before, options = fork_options(run, sampling, overrides)
-    if options.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a fork continues one branch, so 1 is expected")
     check_stages(options, run.plugins)
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
@@ -78,6 +77,7 @@ def fork_options(run: Run, sampling: Sampling | None, overrides: dict[str, Any])
     options = sampling or before
     if overrides:
         options = options.changed(overrides)
+    FORK.check(options, replace(before, beam_width=1))
     return before, options if options.seed is not None else replace(options, seed=run.seed)
 
 
@@ -115,8 +115,7 @@ def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> R
     """
     check_continuable(llm, run)
     sampling = run.sampling
-    if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a beam search cannot be continued")
+    CONTINUE.check_recorded(sampling)
     check_stages(sampling, run.plugins)
     llm.check_length(len(run.prompt_ids) + len(run.tokens))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]

@@ -129,6 +129,10 @@ class LLM(LocalEngine):
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
                 raise SamplingError("sampling is a list; a single Sampling is expected for a single prompt")
+            if same_luck:
+                raise GlassloopError.about(
+                    "same_luck", "is given for one prompt; a list of prompts is expected"
+                )
             chosen = resolve(sampling, options, self.default_sampling)
             request = self.prepare(prompt, chosen, priority=priority)  # type: ignore[arg-type]
             complete(self.engine, [request], progress=False)

@@ -14,6 +14,7 @@ import numpy as np
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import kind_of
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.config import ModelConfig
@@ -86,6 +87,7 @@ class RequestMaker(Maker):
         `compile` for these options; without it they are compiled here, and an error is the request's own.
         `messages` is the conversation that the prompt was rendered from, for the record."""
         sampling = self.default_sampling if sampling is None else sampling
+        kind_of(sampling).check(sampling)
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
         self.check_length(len(ids))
