@@ -111,8 +111,8 @@ WHAT_IF = _kind(
 )
 SOLVE = _kind(
     "a search",
-    ("n", "n= of the method says how many paths there are"),
-    ("beam_width", "its paths are sampled; the method beam= keeps the best of several paths"),
+    ("n", "the n of its method says how many paths there are"),
+    ("beam_width", "its paths are sampled; the method 'beam' keeps the best of them"),
     ("revise", "its method decides which paths go on"),
     _LEFT_TO_RIGHT,
 )
@@ -132,8 +132,9 @@ def _spans(name: str, *others: tuple[str, str]) -> TaskKind:
     )
 
 
+_NO_DRAWS = ("timeout", "there is no draw that it could end; deadline= bounds the edit as a whole")
 _BY_MASKS = (
-    ("timeout", "deadline= bounds the time of an edit"),
+    _NO_DRAWS,
     ("adapter", "masks have an adapter of their own"),
     ("diffusion", "diffusion= is an argument of its own here"),
 )
@@ -156,7 +157,7 @@ REPAIR_MASKS = _kind(
         "nothing is drawn, so only allowed_token_ids has something to do",
     ),
     ("diffusion", "nothing is filled: masks only say which tokens they expect"),
-    ("timeout", "deadline= bounds the time of an edit"),
+    _NO_DRAWS,
 )
 SHARPEN = _kind(
     "power sampling",
