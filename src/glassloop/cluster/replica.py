@@ -196,7 +196,7 @@ class Replica:
                 run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]
                 run.fork_at, run.revised, run.forks = told.fork_at, told.revised, dict(told.forks)
             if job.scored:
-                run.prompt_tokens = [self._known(prompt[-1])]
+                run.prompt_tokens = [self._known(id) for id in prompt[1:]]
             run.samples = runs
             runs.append(run)
         built = llm.build(job.sampling)

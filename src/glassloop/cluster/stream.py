@@ -64,7 +64,7 @@ class Stream:
                 for run in self.runs
             ),
             forced=tuple(request.forced[delivered:]),
-            scored=bool(first.prompt_tokens),
+            scored=len(first.prompt_tokens) >= len(first.prompt_ids) - 1,
             pause=request.pause,
             drafts=request.drafts,
             priority=request.priority,
@@ -104,7 +104,7 @@ class Stream:
         """Ends a run whose last tokens are taken back. Another one with the first `to` of them continues in
         its place; the event that tells of it is returned."""
         position = len(run.prompt_ids) + to
-        run.forks[position] = run.forks.get(position, 0) + 1
+        run.forks.setdefault(position, 1)
         made = run.revise(to, salt)
         run.tail = held_back(self.request, run)
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"

@@ -31,7 +31,7 @@ from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Past, Run
+from glassloop.trace.run import NO_MEMORY, Past, Run
 from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class Loop:
         """Ends the first waiting task, if any: nothing could be planned, so even alone it has no room."""
         if self.scheduler.waiting:
             task = self.scheduler.waiting[0]
-            self._attempt(task, task.finish, Ending("length", "kv memory"))
+            self._attempt(task, task.finish, Ending("length", NO_MEMORY))
 
     def _finish(self, request: Asker, ending: Ending) -> None:
         for task in list(self._tasks.get(request, ())):

@@ -20,6 +20,7 @@ from glassloop.decode.luck import Race, fork_salt
 from glassloop.decode.plugins import check_stages, plugin_notes
 from glassloop.decode.sentence import BeamRank
 from glassloop.decode.task_kinds import WHAT_IF
+from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
@@ -65,7 +66,7 @@ def explain_token(
     if run.upstream is not None:
         return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
-    past = run.drawn_with(at if of == "answer" else 0)
+    past = run.drawn_with(at if of == "answer" else len(run.tokens))
     sampling, seed, salt = past.sampling, past.seed, past.salt
     searched = sampling.beam_width > 1
     what_if = bool(overrides) or luck == "new"
@@ -81,7 +82,7 @@ def explain_token(
         raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
     ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
     if luck == "new":
-        salt = fork_salt(run.salt, len(ids), run.forks.get(len(ids), 0) + 1)
+        salt = peek_luck(run, at) if of == "answer" else fork_salt(salt, at, 1)
     source = "beam" if sampling.beam_width > 1 else "sampled"
     taken: int | None = None
     refused: int | None = None
@@ -252,7 +253,7 @@ def check_ids(llm: RequestMaker, run: Run) -> None:
     refused = [token.refused.id for token in records if token.refused is not None]
     passed = [each.id for record in run.passes for each in record.unfilled]
     passed += [each.id for record in run.passes for each in record.filled]
-    for id in (*run.prompt_ids, *[token.id for token in records], *refused, *passed):
+    for id in (*run.prompt_ids, *[token.id for token in records], *run.pending, *refused, *passed):
         if not 0 <= id < size:
             raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
 

@@ -49,6 +49,9 @@ class Request:
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
 
+    def __post_init__(self) -> None:
+        self._kept = len(self.runs[0].tokens) if self.runs else 0  # tokens that the runs had before
+
     @property
     def compiled(self) -> Compiled:
         """The compiled options. Raises if compiling them failed or was not done."""
@@ -70,6 +73,8 @@ class Request:
     def tell(self, run: Run, token: Token | None) -> None:
         """Tells the listener of a token, or with None of the end of a run, which is kept then."""
         if token is None:
+            made = len(run.tokens) - self._kept
+            run.pending = [] if run.end is not None else self.forced[made:]
             self._keep(run)
         self._inform(run, token)
 

@@ -53,7 +53,10 @@ class Sample:
         self._restore(run, decoder)
         known = run.prompt_ids + run.token_ids
         self._kept = len(known)  # a fork has the records of these already
-        scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
+        # The prompt has records from its second token on; an interrupted run may have some of them.
+        scored = 1 + len(run.prompt_tokens) if run.sampling.prompt_logprobs else len(known)
+        if scored >= len(run.prompt_ids):
+            scored = len(known)
         self.branches = [Branch(known + request.forced, scored, request.adapter)]
         self._first: float | None = None  # when the first token was taken
         # Not `run.finish_reason`: the caller that is told of the end may continue the run at once.
@@ -69,7 +72,7 @@ class Sample:
         self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
         for token in run.tokens:
             decoder.commit(token.id)
-            self._text.feed(token.bytes)
+            self._text.feed(token.bytes, may_stop=False)
             self._stopper.after(decoder.history, 0.0)
 
     @property
@@ -162,8 +165,10 @@ class Sample:
             self._take(self._decoder.record_forced(logits, token), "forced")
 
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
-        """Adds a token and its text to the run, and ends the run if that was the last one."""
+        """Adds a token and its text to the run, and ends the run if that was the last one. A text that the
+        caller has forced is taken as a whole: within it, only the clock or the caller ends the run."""
         run, branch = self.run, self.branch
+        is_last_known = branch.recorded + 1 >= len(branch.tokens)
         now = perf_counter()
         if self._first is None:
             self._first = now
@@ -173,7 +178,7 @@ class Sample:
         seconds = now - self.request.arrived
         data = self._tokenizer.token_bytes(chosen.id)
         ending = None
-        if self._stopper.before(chosen.id):
+        if is_last_known and self._stopper.before(chosen.id):
             ending = Ending("stop", self._pieces(chosen.id))
             if not run.sampling.include_stop:
                 run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample, refused)
@@ -183,9 +188,12 @@ class Sample:
         if branch.recorded == len(branch.tokens):
             branch.tokens.append(chosen.id)
         branch.recorded += 1
-        token = Token(chosen, self._text.feed(data), data, self._pieces, source, seconds, run.sample, refused)
+        text = self._text.feed(data, is_last_known)
+        token = Token(chosen, text, data, self._pieces, source, seconds, run.sample, refused)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
+        if not is_last_known and ending is not None and ending.reason in ("length", "repetition"):
+            ending = None
         if ending is None:
             self.request.tell(run, token)
         else:

@@ -212,7 +212,7 @@ class Running:
             most = len(parent.run.tokens)
             raise GlassloopError.about("at", f"is {at}; a number of tokens from 0 to {most} is expected")
         forced = encode_forced(self.llm.tokenizer, text) if text else []
-        run = forked_run(self.llm, parent.run, at, new_luck=not forced)
+        run = forked_run(self.llm, parent.run, at, is_edit=bool(forced))
         path = Path(len(self.paths), run, parent, steps=[step for step in parent.steps if step <= at])
         self._add(path, forced)
         told = f"after {at} tokens of path {parent.number}"

@@ -30,6 +30,7 @@ from glassloop.trace.validate import replace_surrogates
 from glassloop.trace.writer import Item, Writer
 
 _PATIENCE = 30.0  # seconds to wait for another process to finish writing, or for a server to come back
+_MOST_COUNTED = 256  # forks of a run that are looked at
 _MOST_RELATED = 4096  # runs of a tree that are read with one of them
 _ALL = 1 << 62  # rows, as a limit
 _SHOWN = "id, created, model, {prompt}, {text}, tokens, finish_reason, seed, parent, length(data), title"
@@ -233,6 +234,15 @@ class Store:
         """Returns a run by its id, not linked with others, or None."""
         rows = self._select("SELECT data FROM runs WHERE id = ?", id)
         return self._read(id, rows[0][0]) if rows else None
+
+    def count_forks(self, run: Run) -> None:
+        """Counts the forks of a run that are in the store, so that the next one has other luck: the record of
+        a run has only those that were made before it was written."""
+        latest = f"SELECT id, data FROM runs WHERE parent = ? {ORDER} LIMIT {_MOST_COUNTED}"
+        for id, data in reversed(self._select(latest, run.id)):
+            with suppress(TraceError):
+                child = self._read(id, data)
+                run.count_fork(child.fork_at or 0, child.salt)
 
     def tree_of(self, id: str) -> tuple[str, str | None]:
         """Returns the tree that a run is in, and its name there."""
