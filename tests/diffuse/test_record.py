@@ -145,7 +145,7 @@ def test_every_place_is_explained_by_the_pass_that_filled_it(run):
     assert llm.explain(run, 0, of="answer", luck="new").winner.luck != run.tokens[0].luck
     assert llm.explain(run, 0, seed=4).seed == 4
     assert llm.explain(run, 1, of="prompt").source == "prompt"
-    with pytest.raises(GlassloopError, match="beam_width is above 1"):
+    with pytest.raises(GlassloopError, match="beam_width is 2; a what-if does not take it"):
         llm.explain(run, 0, beam_width=2)
     with pytest.raises(TraceError, match="pass is 99"):
         llm.explain(run, 0, number=99)

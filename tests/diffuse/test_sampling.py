@@ -78,10 +78,10 @@ def test_what_is_written_from_left_to_right_refuses_it():
         lambda: run.fork(2, diffusion=8),
         lambda: run.explain(2, diffusion=8),
         lambda: llm.solve(PROMPT, "vote", n=2, sampling=SAMPLING, chat=False),
-        lambda: llm.infill("a b c", " d e f", tokens=2, sampling=SAMPLING),
+        lambda: llm.infill("a b c", " d e f", tokens=2, sampling=Sampling(diffusion=8)),
         lambda: llm.sharpen(PROMPT, sampling=SAMPLING),
         lambda: llm.repair(run, check=lambda text: False, sampling=SAMPLING),
-        lambda: llm.repair(run, proposer="diffusion", sampling=SAMPLING),
+        lambda: llm.repair(run, proposer="diffusion", sampling=Sampling(diffusion=8)),
         lambda: small_llm().generate(PROMPT, SAMPLING),  # has no masks
         lambda: llm.generate(PROMPT, SAMPLING, beam_width=2),
     ):

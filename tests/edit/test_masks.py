@@ -142,6 +142,6 @@ def test_the_doubt_about_a_token_is_that_of_a_mask_in_its_place():
 
 def test_a_repair_with_masks_is_made_again_the_same():
     llm = masked_llm()
-    options = {"candidates": 2, "tokens": 2, "spans": 2, "budget": 600, "sampling": LETTERS}
+    options = {"candidates": 2, "spans": 2, "budget": 600, "sampling": LETTERS}
     edit = repair(llm, "abcabcabzabcabc", proposer="diffusion", **options)
     assert edit.given["proposer"] == "diffusion" and edit.replay(llm).identical

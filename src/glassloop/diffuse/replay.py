@@ -10,10 +10,11 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import fork_salt, pass_salt
 from glassloop.decode.stop import Ending, stop_ids
+from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
 from glassloop.diffuse.rows import Rows
-from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
+from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, Pass
@@ -45,7 +46,8 @@ def recorded_filling(llm: LLM, run: Run, strict: bool = True) -> tuple[Diffusion
     check_ids(llm, run)
     try:
         options = Diffusion.of(values)
-        check(run.sampling, options, llm.mask)
+        DIFFUSION.check_recorded(run.sampling)
+        check_revision(options, llm.mask)
         check_prompt(run)
         after = None if after is None else llm.checked(after, "diffusion.after")
     except GlassloopError as error:
@@ -146,11 +148,12 @@ def explain_fill(
     """Returns why the token at this place of the answer is there: the pass that filled it is computed again.
     `number` asks about another pass: what the place would have got in it. Options, or new luck, make it a
     what-if."""
-    options, after = recorded_filling(llm, run)
+    _, after = recorded_filling(llm, run)
     sampling, seed, salt = run.sampling, run.seed, run.salt
     if overrides:
         sampling = sampling.changed({"n": 1, **overrides})
-        check(sampling, options, llm.mask)
+        for kind in (WHAT_IF, DIFFUSION):
+            kind.check(sampling, run.sampling)
         seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
     if luck not in ("same", "new"):
         raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import CONTINUE, FORK
 from glassloop.engine.branching import branch, new_luck
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
@@ -33,8 +34,6 @@ def fork_request(
     check_continuable(llm, run)
     check_change(run, at, token, text)
     options, changed = fork_options(run, at, sampling, overrides)
-    if options.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a fork continues one branch, so 1 is expected")
     drawn = run.drawn_with(at)
     check_stages(options, drawn.plugins)
     forced = _forced(llm, token, text)
@@ -80,6 +79,7 @@ def fork_options(
         raise SamplingError.about("sampling", f"is {shown(options)}; a Sampling is expected")
     if overrides:
         options = options.changed(overrides)
+    FORK.check(options, replace(before, beam_width=1))
     if options.seed is None:
         options = replace(options, seed=before.seed)
     same = {name: getattr(before, name) for name in ("n", "beam_width", "timeout")}  # change no choice
@@ -104,8 +104,7 @@ def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> R
     """
     check_continuable(llm, run)
     sampling = run.sampling
-    if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a beam search cannot be continued")
+    CONTINUE.check_recorded(sampling)
     if not run.cut_short:
         ended = f"{run.id} ended by {run.finish_reason} ({run.stop_reason})"
         raise TraceError.about(

@@ -20,6 +20,7 @@ from glassloop.decode.luck import Race, fork_salt
 from glassloop.decode.plugins import check_stages, plugin_notes
 from glassloop.decode.sentence import BeamRank
 from glassloop.decode.stop import Pause
+from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
@@ -72,6 +73,7 @@ def explain_token(
     what_if = bool(overrides) or luck == "new"
     if what_if:
         sampling = sampling.changed({"n": 1, "beam_width": 1, **overrides})
+        WHAT_IF.check(sampling, past.sampling)
         if overrides.get("seed") is not None and sampling.seed is not None:
             seed = sampling.seed
     _check_place(run, at, of)
