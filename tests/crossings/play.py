@@ -75,7 +75,7 @@ class Asked:
             del events[len(events) - token.taken :]
         else:
             events.append(token)
-        if "listener" in self.op and len(events) > self.op["listener_at"]:
+        if "listener" in self.op and len(events) > self.op.get("listener_at", 0):
             self.failed = True
             raise SystemExit("left") if self.op["listener"] == "exits" else ValueError("listener")
 
@@ -242,7 +242,7 @@ class _Driver:
                     self._loop.cancel(request)
             self._judge.counts["cancelled"] += 1
             asked.parts, asked.begun = asked.parts + 1, step
-            if op["continue"]:
+            if op.get("continue"):
                 self._continue(asked, None)
         elif "pause" in op and asked.ended and any(run.stop_reason == "paused" for run in asked.runs):
             asked.parts, asked.begun = asked.parts + 1, step

@@ -24,6 +24,7 @@ from crossings.world import EXTRAS, World, alone
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
+from glassloop.errors import GlassloopError
 from glassloop.trace.file import from_bytes, to_bytes
 from glassloop.trace.run import Run
 from glassloop.trace.store import Store
@@ -143,11 +144,10 @@ def _what_if(given: Questions, run: Run, at: int, changes: Op) -> int | None:
         return None
     changed = {name: value for name, value in changes.items() if name not in ("n", "timeout")}
     now = replace(run.sampling, seed=run.seed)
-    options = now.changed(changed)
-    luck: Any = "same" if options != now else "new"
     try:
+        luck: Any = "same" if now.changed(changed) != now else "new"
         return given.world.explain(run, at, luck=luck, **changed).winner.id
-    except Exception:
+    except GlassloopError:  # the fork is refused too, or no token is left
         return None
 
 

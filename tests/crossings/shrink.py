@@ -10,7 +10,7 @@ from typing import Any
 from crossings.draw import Scenario
 
 _KEPT = {"op", "step", "of", "sample", "at", "prompt", "options", "wrong", "given", "requests", "prompts"}
-_KEPT |= {"with_options", "same_luck", "luck", "changes", "continue", "listener_at"}
+_KEPT |= {"with_options", "same_luck", "luck", "changes"}
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], seconds: float = 60.0) -> Scenario:
