@@ -42,7 +42,7 @@ def ask_edit(given: Questions, op: Op, what: str) -> None:
     if isinstance(found, Solution):
         _solved(given, found, expected, what)
         return
-    if given.exact:
+    if given.exact and not _drawn_anew(op):
         same = compare(expected, found)
         judge.must(same.identical, "alone", lambda: f"{what}: {same.first}")
     again = replay(found, given.world, check if op["op"] == "repair_check" else None)
@@ -69,9 +69,14 @@ def _made(world: World, op: Op, run: Run | None, check: Callable[[str], bool]) -
         return world.repair(text, sampling=sampling, **values)
     if values.pop("run") and run is not None:
         text = run
-        sampling = sampling if op["with_options"] else None  # type: ignore[assignment]
+        sampling = None if _drawn_anew(op) else sampling  # type: ignore[assignment]
     values.pop("letter")
     return world.repair(text, check=check, sampling=sampling, **values)
+
+
+def _drawn_anew(op: Op) -> bool:
+    """Returns whether an edit draws its own seed: one of a run, without options."""
+    return bool(op["given"].get("run")) and not op["with_options"]
 
 
 def _verifier(op: Op) -> Callable[[str], bool]:

@@ -62,6 +62,13 @@ class Judge:
                 )
         self.comparisons += 1
 
+    def same_tokens(self, run: Run, expected: Run, law: str, what: str) -> None:
+        """Two runs have the same tokens and end in the same way."""
+        for name in ("tokens", "text", "finish_reason", "stop_reason", "end"):
+            mine, other = getattr(run, name), getattr(expected, name)
+            told = f"{what}: {name}: {_first(mine, other)}"
+            self.must(mine == other, law, lambda told=told: told)
+
     def begins(self, run: Run, expected: Run, what: str) -> None:
         """A run that was cut short has the first tokens of the whole one, or of one that this took back."""
         whole = [expected, *expected.drafts_taken_back]
