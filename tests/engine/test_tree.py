@@ -99,6 +99,22 @@ def test_a_fork_is_a_reference_until_the_two_part():
     assert path.nodes[0] is twin.nodes[0] and path.nodes[1] is not twin.nodes[1]
 
 
+def test_the_check_does_not_trust_what_a_path_says_it_needs():
+    """A path that forgets pages which its next row sees is damaged, whether they were given to others or
+    not."""
+    tree = _tree(40, 20)
+    path = tree.match([1], 0)
+    for _ in range(4):
+        tree.extend(path, [1] * PAGE)
+        tree.computed(path)
+    tree.check_integrity()
+    while path.behind < 3:  # the next row, at 128, sees the positions from 89 on, so the page 2 too
+        path.nodes[path.behind].needed -= 1
+        path.behind += 1
+    with pytest.raises(AssertionError, match="all pages that its next row sees"):
+        tree.check_integrity()
+
+
 def test_pages_behind_every_window_make_room_for_more():
     plain, windowed = _tree(None, 8), _tree(40, 8)
     for tree, fits in ((plain, 8), (windowed, 12)):
