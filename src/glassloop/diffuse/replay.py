@@ -20,7 +20,7 @@ from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, Pass
 from glassloop.engine.replay import Luck, NoSuchToken, check_ids, compare, records_of, replay_notes
 from glassloop.engine.task import CANCELLED
-from glassloop.errors import GlassloopError, TraceError
+from glassloop.errors import GlassloopError, ModelError, SamplingError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
@@ -70,11 +70,10 @@ def replay_passes(
         chosen, passes = (
             _write(llm, run, options, limit) if after is None else _fill(llm, run, options, after, limit)
         )
-    except GlassloopError:
-        limit.check()
+    except (SamplingError, ModelError):  # with the logits of another model the stages may leave no token
         if strict:
             raise
-        chosen, passes = [], []  # with the logits of another model the stages may leave no token
+        chosen, passes = [], []
     if run.cut_short:
         passes = passes[: len(run.passes)]
     verdict = compare(llm, records, iter(chosen[first:]), first, tuple(notes))
