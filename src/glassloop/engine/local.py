@@ -227,8 +227,8 @@ class LocalEngine(Engine):
             request.built = self.build(request.sampling)
         self.engine.submit(request, may_refuse)
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        self.engine.cancel(request, wait)
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        self.engine.cancel(request, wait, run)
 
     def check_may_wait(self) -> None:
         self.engine.check_may_wait()
