@@ -248,6 +248,7 @@ def by_diffusion(
         request.runs,
         priority=request.priority,
         keep=request.keep,
+        owner=request.owner,
         built=request.built,
         pieces=llm.piece,
         options=options,
