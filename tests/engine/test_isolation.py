@@ -13,6 +13,7 @@ from engine.small import drafting_model, finish, loop, model, naive, request, sa
 
 from glassloop import GlassloopError, Sampling
 from glassloop.decode.stage import REGISTER, stage
+from glassloop.decode.stop import Pause
 from glassloop.engine.draft_model import DraftModel
 from glassloop.engine.masked import Mask
 from glassloop.engine.reading import Reading
@@ -261,3 +262,65 @@ def test_readings_that_were_begun_together_end_together():
             assert all(reading.ended for reading in refused[:3])
     assert engine.load == (0, 0) and engine.loop.tree.held == 0
     engine.close()
+
+
+# ── one of several samples ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 3])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_one_sample_can_be_stopped_and_the_others_go_on(stopped, after):
+    """Also the first one, before it has computed the prefix that the others wait for, and one that waits."""
+    engine = loop(model(None))
+    sampling = Sampling(n=4, seed=2, max_tokens=20, ignore_eos=True)
+    asked = request(PROMPT, sampling)
+    engine.add(asked)
+    for _ in range(after):
+        engine.step()
+    engine.cancel(asked, asked.runs[stopped])
+    assert asked.runs[stopped].finish_reason == "cancelled"
+    while engine.busy:
+        engine.step()
+    for number, run in enumerate(asked.runs):
+        expected = naive(model(None), run)
+        if number == stopped:
+            assert run.token_ids == expected.token_ids[: len(run.tokens)] and len(run.tokens) < 20
+        else:
+            assert same(run, expected)
+    assert engine.tree.held == 0 and not engine.scheduler.waiting and not engine.scheduler.running
+
+
+def test_each_sample_pauses_by_itself_and_a_stopped_beam_search_ends_as_a_whole():
+    engine = loop(model(None))
+    asked = request(PROMPT, Sampling(n=3, seed=2, max_tokens=20, ignore_eos=True), pause=Pause(5))
+    runs = finish(engine, asked)
+    assert [len(run.tokens) for run in runs] == [5, 5, 5]
+    assert {run.stop_reason for run in runs} == {"paused"}
+    beams = request(PROMPT, Sampling(n=2, beam_width=3, max_tokens=20, ignore_eos=True))
+    engine.add(beams)
+    for _ in range(4):
+        engine.step()
+    engine.cancel(beams, beams.runs[1])
+    assert [run.finish_reason for run in beams.runs] == ["cancelled"] * 2 and not engine.busy
+
+
+@pytest.mark.parametrize("pause", range(1, 30, 4))
+def test_a_run_that_takes_tokens_back_pauses_and_goes_on_as_if_it_had_not(pause):
+    llm = SmallLLM()
+    sampling = Sampling(seed=6, max_tokens=60, ignore_eos=True, temperature=1.2)
+    sampling = sampling.changed({"revise": 3, "revise_window": 6, "revise_bits": 1.0})
+    expected = llm.generate(PROMPT, sampling)
+    assert expected.revised == 3
+    asked = llm.prepare(PROMPT, sampling)
+    asked.pause = Pause(pause)
+    tokens = list(llm.follow(asked))
+    assert tokens
+    (run,) = asked.runs
+    while run.finish_reason == "cancelled":
+        rest = llm.prepare_rest(run)
+        rest.pause = Pause(len(run.tokens) + pause)
+        run.finish_reason = None
+        list(llm.follow(rest))
+        (run,) = rest.runs
+    assert run.token_ids == expected.token_ids and run.revised == 3
+    llm.close()

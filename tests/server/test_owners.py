@@ -133,7 +133,8 @@ def test_every_kind_of_request_has_its_owner(clients, asked):
     elif asked == "responses":
         victim.ask("/v1/responses", {"input": TEXT, "max_output_tokens": 2})
     elif asked == "edit":
-        body = {"before": TEXT, "after": " and", "tokens": 2, "candidates": 2}
+        letters = {"allowed_token_ids": [ord(letter) for letter in "abc"]}
+        body = {"before": TEXT, "after": " and", "tokens": 2, "candidates": 2, "sampling": letters}
         victim.ask("/api/edits/infill", body)
     else:
         body = {"prompt": BEGINNING + "x", "sampling": {"max_tokens": 60, "seed": 1, "ignore_eos": True}}

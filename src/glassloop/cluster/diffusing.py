@@ -47,7 +47,7 @@ class Diffusing:
     def __init__(self, calls: Calls, delivery: Delivery) -> None:
         self._calls = calls
         self._delivery = delivery
-        self._open: dict[Request, list[asyncio.Task[None]]] = {}
+        self._open: dict[Request, dict[Run, asyncio.Task[None]]] = {}
 
     @property
     def requests(self) -> list[Request]:
@@ -55,13 +55,15 @@ class Diffusing:
         return list(self._open)
 
     def add(self, request: DiffusionRequest, needs: Needs) -> None:
-        self._open[request] = [
-            asyncio.create_task(self._write(request, run, needs)) for run in list(request.runs)
-        ]
+        self._open[request] = {
+            run: asyncio.create_task(self._write(request, run, needs)) for run in request.runs
+        }
 
-    def cancel(self, request: Request) -> None:
-        for task in self._open.get(request, ()):
-            task.cancel()
+    def cancel(self, request: Request, run: Run | None = None) -> None:
+        """Ends a request, or one run of it."""
+        for own, task in self._open.get(request, {}).items():
+            if run is None or run is own:
+                task.cancel()
 
     async def _write(self, request: DiffusionRequest, run: Run, needs: Needs) -> None:
         def on_event(data: bytes) -> None:

@@ -151,8 +151,11 @@ class ClusterEngine(Engine):
         adapter = None if name is None else (name, run.adapters[name])
         self._fleet.submit(request, Needs(self.identity, adapter))
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        self._fleet.cancel(request, wait)
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        if run is None or request.sampling.beam_width > 1:
+            self._fleet.cancel(request, wait)
+        else:
+            self._fleet.cancel_run(request, run)
 
     def check_may_wait(self) -> None:
         self._fleet.check_may_wait()

@@ -93,7 +93,7 @@ class Job:
     drafts: bool
     priority: int
     elapsed: float  # seconds since the request came: its time goes on
-    owner: str  # the client whose request it is
+    owner: str = ""  # the client whose request it is
     route: Route = field(default_factory=Route)
 
 

@@ -86,11 +86,11 @@ class Replica:
                 self.llm.cancel(request)
             session.forget(job.key)
 
-    def cancel(self, key: str, session: str) -> None:
-        """Ends a job where it is. The ingress is told what it has."""
+    def cancel(self, key: str, session: str, run: int | None = None) -> None:
+        """Ends a job, or the run at this place of it, where it is. The ingress is told what it has."""
         request = self._session(session).requests.get(key)
         if request is not None:
-            self.llm.cancel(request)
+            self.llm.cancel(request, run=None if run is None else request.runs[run])
 
     async def open(self, session: str) -> AsyncIterator[Bulletin]:
         """Yields what an ingress has to know, until it opens the next stream or some seconds have passed."""

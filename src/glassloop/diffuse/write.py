@@ -135,7 +135,8 @@ class Writer:
 
     def _queue_siblings(self) -> None:
         for writer in self.siblings:
-            self._queue(writer)
+            if not writer.ended:  # else it was stopped meanwhile
+                self._queue(writer)
         self.siblings = []
 
     def finish(self, ending: Ending, last: Token | None = None) -> None:
@@ -144,10 +145,10 @@ class Writer:
         run = self.run
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = ending.reason, ending.detail
-        if self.siblings:  # it has not computed the prefix, so the next run does
-            following = self.siblings[0]
-            following.siblings, self.siblings = self.siblings[1:], []
-            self._queue(following)
+        waiting = [writer for writer in self.siblings if not writer.ended]
+        if waiting:  # it has not computed the prefix, so the next run does
+            waiting[0].siblings, self.siblings = waiting[1:], []
+            self._queue(waiting[0])
         if last is not None:
             self.request.tell(run, last)
         self.request.tell(run, None)

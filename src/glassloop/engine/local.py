@@ -16,7 +16,7 @@ import numpy as np
 
 from glassloop.decode.defaults import default_sampling, with_defaults
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.adapters import LoadedAdapter
+from glassloop.engine.adapters import AdapterNumber, LoadedAdapter
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow
 from glassloop.engine.logits import RowCache, logits_after
@@ -155,7 +155,7 @@ class LocalEngine(Engine):
             if name in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
             adapter = read_adapter(path, self.config, name)
-            number = self.transformer.load_adapter(adapter)
+            number = AdapterNumber(self.transformer.load_adapter(adapter))
             self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
 
     def unload_adapter(self, name: str) -> None:
@@ -227,8 +227,8 @@ class LocalEngine(Engine):
             request.built = self.build(request.sampling)
         self.engine.submit(request, may_refuse)
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        self.engine.cancel(request, wait)
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        self.engine.cancel(request, wait, run)
 
     def check_may_wait(self) -> None:
         self.engine.check_may_wait()

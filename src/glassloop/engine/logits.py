@@ -102,7 +102,8 @@ class RowCache:
 
     def __init__(self, engine: EngineThread) -> None:
         self._engine = engine
-        self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
+        # Each with its adapter: another one may have got the same number since.
+        self._rows: OrderedDict[tuple[int, ...], tuple[int, Float32]] = OrderedDict()
         self._lock = Lock()
 
     def forget(self, text: Sequence[int]) -> None:
@@ -116,14 +117,14 @@ class RowCache:
         """Returns the logits after these tokens. Not for the engine's thread."""
         key = (adapter, *ids)
         with self._lock:
-            row = self._rows.get(key)
-            if row is not None:
+            known = self._rows.get(key)
+            if known is not None and known[0] is adapter:
                 self._rows.move_to_end(key)
-                return row
+                return known[1]
         row = next(logits_after(self._engine, ids, len(ids) - 1, deadline, adapter))
         row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
         with self._lock:
-            self._rows[key] = row
+            self._rows[key] = adapter, row
             while len(self._rows) > _KEPT:
                 self._rows.popitem(last=False)
         return row

@@ -89,9 +89,12 @@ class Loop:
         self._tasks[request] = tasks
         self.scheduler.add(tasks[0])  # the other samples of the request wait for it
 
-    def cancel(self, request: Asker) -> None:
-        """Ends a request where it is. All that it held is free with this call."""
-        self._finish(request, CANCELLED)
+    def cancel(self, request: Asker, run: Run | None = None) -> None:
+        """Ends a request where it is, or one run of it; the runs of a beam search end together. All that it
+        held is free with this call."""
+        for task in list(self._tasks.get(request, ())):  # a beam search has no `run`, but all of them
+            if run is None or computes(getattr(task, "run", run), run):
+                self._attempt(task, task.finish, CANCELLED)
 
     def cancel_all(self) -> None:
         for request in list(self._tasks):
@@ -350,3 +353,8 @@ class Loop:
             compiled,
             never,
         )
+
+
+def computes(own: Run, run: Run) -> bool:
+    """Returns whether a run is this one, or one whose place it has taken since tokens were taken back."""
+    return run is own or run in own.drafts_taken_back

@@ -118,9 +118,9 @@ class Engine(RequestMaker, ABC):
         wait already."""
 
     @abstractmethod
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        """Ends a request soon, as cancelled, with the tokens that it has. With `wait`, returns when it has
-        given back what it held."""
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        """Ends a request soon, as cancelled, with the tokens that it has, or with `run` this run of it alone;
+        the runs of a beam search end together. With `wait`, returns when it has given back what it held."""
 
     def check_may_wait(self) -> None:
         """Raises on the engine's own thread, on which listeners are called: a call that waits for the engine

@@ -32,6 +32,7 @@ class Revising(Sample):
         self._tree = tree
         self._decoder_of = decoder_of
         self._since = settled(run)
+        self._look_back()  # a run that paused has not looked back from its last token
 
     def runs_ahead(self, beside: int) -> bool:
         """Returns False: the next token may be another one than that after the last."""

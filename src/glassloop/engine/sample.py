@@ -207,6 +207,8 @@ class Sample:
     def _queue_siblings(self) -> None:
         """Queues the samples that wait for the prefix, which is in the tree now. They share its records."""
         for sample in self.siblings:
+            if sample.ended:  # it was stopped meanwhile
+                continue
             sample.run.prompt_tokens = self.run.prompt_tokens
             sample.branch.recorded = sample._kept
             self._queue(sample)
@@ -222,10 +224,10 @@ class Sample:
         run.finish_reason, run.stop_reason = ending.reason, ending.detail
         if ending.reason != "error":
             self._recent_runs.add(self.request.owner, self.branch.tokens, run.id)
-        if self.siblings:  # it has not computed the prefix, so the next sample does
-            next_sample = self.siblings[0]
-            next_sample.siblings, self.siblings = self.siblings[1:], []
-            self._queue(next_sample)
+        waiting = [sample for sample in self.siblings if not sample.ended]
+        if waiting:  # it has not computed the prefix, so the next sample does
+            waiting[0].siblings, self.siblings = waiting[1:], []
+            self._queue(waiting[0])
         if last is not None:
             self.request.tell(run, last)
         self.request.tell(run, None)

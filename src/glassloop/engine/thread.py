@@ -17,6 +17,7 @@ from glassloop.engine.request import Request
 from glassloop.engine.task import Asker
 from glassloop.errors import GlassloopError, contained
 from glassloop.ops.batch import PAGE
+from glassloop.trace.run import Run
 
 _LOG = logging.getLogger(__name__)
 _IDLE = 1.0  # seconds without work, after which the KV tree is checked
@@ -52,13 +53,13 @@ class EngineThread:
             self._open += 1
             self._post(lambda: self._admit(request))
 
-    def cancel(self, request: Asker, wait: bool = False) -> None:
-        """Ends a request after the step that is under way. A closed engine has ended it already. The engine's
-        own thread cannot wait for that, and does not."""
+    def cancel(self, request: Asker, wait: bool = False, run: Run | None = None) -> None:
+        """Ends a request, or one run of it, after the step that is under way. A closed engine has ended it
+        already. The engine's own thread cannot wait for that, and does not."""
         with self._door:
             if self._closing:
                 return
-            self._post(lambda: self.loop.cancel(request))
+            self._post(lambda: self.loop.cancel(request, run))
         if wait and not self._is_current:
             self.call(lambda: None)
 
