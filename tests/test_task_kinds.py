@@ -118,7 +118,9 @@ def continued(seed: int, given: Values) -> Any:
 
 
 def explained(seed: int, given: Values) -> Any:
-    made = model().explain(recorded(seed), given.pop("at", 3), **given).to_dict()
+    # Always a what-if: without one, the sentence may tell of a wrong guess of a drafter.
+    at = given.pop("at", 5)
+    made = model().explain(recorded(seed), at, **{"temperature": 0.9, **given}).to_dict()
     return {name: value for name, value in made.items() if name not in ("sampling", "seed")}
 
 
