@@ -288,7 +288,7 @@ def not_refused(title: str, option: str) -> str | None:
     # Of two options that exclude each other, such as diffusion and beam_width, an error names one.
     named = {option, *needed, {"beams": "beam_width"}.get(title, title)}
     if (title, option) == ("continue", "diffusion"):
-        named.add(None)  # the run is refused, not an option
+        named |= {None, "run"}  # the run is refused, not an option
     try:
         task(1, {**base, **needed, option: value})
     except GlassloopError as error:
