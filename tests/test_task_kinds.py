@@ -118,7 +118,9 @@ def continued(seed: int, given: Values) -> Any:
 
 
 def explained(seed: int, given: Values) -> Any:
-    made = model().explain(recorded(seed), given.pop("at", 3), **given).to_dict()
+    # Always a what-if: without one, the sentence may tell of a wrong guess of a drafter.
+    at = given.pop("at", 5)
+    made = model().explain(recorded(seed), at, **{"temperature": 0.9, **given}).to_dict()
     return {name: value for name, value in made.items() if name not in ("sampling", "seed")}
 
 
@@ -286,7 +288,7 @@ def not_refused(title: str, option: str) -> str | None:
     # Of two options that exclude each other, such as diffusion and beam_width, an error names one.
     named = {option, *needed, {"beams": "beam_width"}.get(title, title)}
     if (title, option) == ("continue", "diffusion"):
-        named.add(None)  # the run is refused, not an option
+        named |= {None, "run"}  # the run is refused, not an option
     try:
         task(1, {**base, **needed, option: value})
     except GlassloopError as error:
