@@ -86,7 +86,7 @@ def draw(seed: int, without: Collection[str] = ()) -> Scenario:
     rng = np.random.default_rng(seed)
     variant = _variant(rng, without)
     shared = rng.integers(0, 256, 70).tolist()
-    crowded = "tight" not in without and rng.random() < 0.25
+    crowded = "tight" not in without and rng.random() < 0.3
     requests = [_request(rng, without, shared) for _ in range(int(rng.integers(1, 7)) + 2 * crowded)]
     if crowded:
         _crowd(rng, requests)
@@ -196,7 +196,7 @@ def _change(rng: Rng, without: Collection[str]) -> Op:
     """What a fork changes: nothing, a token, a text, or options."""
     kind = int(rng.integers(4))
     if kind == 1:
-        return {"token": pick(rng, "chosen", 97, 98, 200)}
+        return {"token": pick(rng, "chosen", "chosen", "chosen", 97, 200)}
     if kind == 2:
         return {"text": letters(rng, 1, 6)}
     if kind == 3 and "changes" not in without:

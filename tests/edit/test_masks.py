@@ -42,11 +42,11 @@ def test_masks_propose_what_fits_between_both_sides(tmp_path):
 
 
 def test_the_text_of_what_masks_draw_is_that_of_its_tokens():
-    """Also where bytes are no characters."""
-    llm, sampling = masked_llm(), Sampling(seed=1, allowed_token_ids=[0x61, 0x92, 0xC3, 0xA4])
-    edit = infill(llm, BEFORE, AFTER, 6, candidates=8, sampling=sampling, proposer="diffusion")
+    """Also where bytes are no characters by themselves."""
+    llm, sampling = masked_llm(), Sampling(seed=1, choice=["ä", "é"])
+    edit = infill(llm, BEFORE, AFTER, 2, candidates=6, sampling=sampling, proposer="diffusion")
     drawn = [each.drawn for each in edit.proposals if each.drawn is not None]
-    assert len(drawn) > 4 and all(run.text == llm.decode(run.token_ids) for run in drawn)
+    assert {run.text for run in drawn} <= {"ä", "é"}
 
 
 def test_holes_is_a_name_of_masks_that_are_ranked():
