@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from crossings.options import GENERATORS, Options, Rng, draw_options, letters, pick
 from crossings.world import EXTRAS
+from engine.small import EOS
 
 from glassloop.search.methods import METHODS
 
@@ -85,14 +86,17 @@ def draw(seed: int, without: Collection[str] = ()) -> Scenario:
     rng = np.random.default_rng(seed)
     variant = _variant(rng, without)
     shared = rng.integers(0, 256, 70).tolist()
-    requests = [_request(rng, without, shared, variant) for _ in range(int(rng.integers(1, 7)))]
+    crowded = "tight" not in without and rng.random() < 0.3
+    requests = [_request(rng, without, shared) for _ in range(int(rng.integers(1, 7)) + 2 * crowded)]
+    if crowded:
+        _crowd(rng, requests)
     if "forks" not in without:
         requests += [_fork(rng, without) for _ in range(int(rng.integers(0, 4)))]
     questions: list[Op] = []
     if "questions" not in without:
         drawn = [_question(rng, without, shared) for _ in range(int(rng.integers(0, 6)))]
         questions = [each for each in drawn if each["op"] not in without]
-    settings = _settings(rng, without, requests)
+    settings = _settings(rng, without, crowded)
     return {
         "seed": seed,
         "model": variant,
@@ -113,7 +117,17 @@ def _variant(rng: Rng, without: Collection[str]) -> Op:
     return {"window": window, "ops": ops, "draft": draft}
 
 
-def _settings(rng: Rng, without: Collection[str], requests: list[Op]) -> Op:
+def _crowd(rng: Rng, requests: list[Op]) -> None:
+    """Makes requests long and lets them come at the same time, so that they take pages from each other."""
+    for op in requests:
+        op["step"] = int(rng.integers(0, 4))
+        longer = int(rng.integers(40, 80))
+        op["options"] |= {"max_tokens": longer, "logit_bias": {str(EOS): -5.0}}
+        if rng.random() < 0.8:
+            op["prompt"] = {"ids": rng.integers(0, 256, int(rng.integers(20, 110))).tolist()}
+
+
+def _settings(rng: Rng, without: Collection[str], crowded: bool) -> Op:
     made: Op = {
         "most_running": int(rng.integers(1, 9)),
         "step_rows": int(rng.choice([16, 40, 512])),
@@ -121,7 +135,9 @@ def _settings(rng: Rng, without: Collection[str], requests: list[Op]) -> Op:
         "scored_rows": int(rng.choice([1, 5, 64])),
         "too_many_to_guess": int(rng.choice([1, 3, 32])),
     }
-    if "tight" not in without and rng.random() < 0.6:
+    if crowded:
+        made |= {"pages": int(rng.choice([9, 10, 12])), "most_running": int(rng.integers(3, 9))}
+    elif "tight" not in without and rng.random() < 0.5:
         made["pages"] = 9 + int(rng.choice([0, 0, 1, 4, 12]))
     return made
 
@@ -139,7 +155,7 @@ def _prompt(rng: Rng, shared: list[int]) -> Op:
     return {"ids": shared[: rng.integers(0, len(shared) + 1)] + own if rng.random() < 0.6 else own}
 
 
-def _request(rng: Rng, without: Collection[str], shared: list[int], variant: Op) -> Op:
+def _request(rng: Rng, without: Collection[str], shared: list[int]) -> Op:
     made: Op = {"op": "request", "step": int(rng.choice([0, 0, rng.integers(0, 30)]))}
     made |= {"prompt": _prompt(rng, shared), "options": draw_options(rng, without)}
     options = made["options"]
@@ -180,7 +196,7 @@ def _change(rng: Rng, without: Collection[str]) -> Op:
     """What a fork changes: nothing, a token, a text, or options."""
     kind = int(rng.integers(4))
     if kind == 1:
-        return {"token": pick(rng, "chosen", 97, 98, 200)}
+        return {"token": pick(rng, "chosen", "chosen", "chosen", 97, 200)}
     if kind == 2:
         return {"text": letters(rng, 1, 6)}
     if kind == 3 and "changes" not in without:

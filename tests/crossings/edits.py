@@ -53,7 +53,8 @@ def ask_edit(given: Questions, op: Op, what: str) -> None:
 
 def _made(world: World, op: Op, run: Run | None, check: Callable[[str], bool]) -> Edit | Solution:
     kind, values = op["op"], dict(op["given"])
-    options = op["options"] if op["with_options"] else {"seed": op["options"]["seed"]}
+    options = {name: op["options"][name] for name in ("seed", "max_tokens")}
+    options = op["options"] if op["with_options"] else options
     sampling = Sampling.from_dict(options)
     if kind == "solve":
         question, method = values.pop("question"), values.pop("method")

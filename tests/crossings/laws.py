@@ -79,15 +79,34 @@ class Judge:
             lambda: f"{what}, cut short ({run.stop_reason}): {_first(made, expected.tokens[: len(made)])}",
         )
 
-    def text(self, world: World, run: Run, what: str) -> None:
-        options = [past.sampling for past in run.past] + [run.sampling]
-        if not any(each.stop for each in options):
-            ids = run.token_ids
-            whole = world.tokenizer.decode(ids) if ids else ""
-            self.must(run.text == whole, "text", lambda: f"{what}: {run.text!r} is not {whole!r}")
+    def text(self, run: Run, what: str) -> None:
+        """The text is that of the tokens' bytes, and ends before the first stop string."""
+        data = b"".join([token.bytes for token in run.tokens])
+        stop = run.stop_reason if run.finish_reason == "stop" and run.end is None else None
+        if stop in run.sampling.stop:
+            ends = data.endswith(stop.encode())
+            self.must(
+                ends, "stop", lambda: f"{what} ended by {stop!r}, which its tokens do not end with: {data!r}"
+            )
+            data = data if run.sampling.include_stop else data.removesuffix(stop.encode())
+        elif not run.past and not run.sampling.min_tokens and run.finish_reason in ("length", "stop"):
+            found = [each for each in run.sampling.stop if each.encode() in data]
+            self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
+        whole = data.decode("utf-8", "replace")
+        self.must(run.text == whole, "text", lambda: f"{what}: {run.text!r} is not {whole!r}")
         odd = [token.sample for token in run.tokens if token.sample != run.sample]
         if run.fork_at is None:
             self.must(not odd, "sample", lambda: f"{what}: sample {run.sample} has tokens of {odd}")
+
+    def repetition(self, run: Run, what: str) -> None:
+        """A run ends by repetition where one is first complete, and nowhere else."""
+        ids, rounds = run.token_ids, run.sampling.stop_on_repetition
+        if run.finish_reason == "repetition":
+            self.must(_repeats(ids, rounds), "repetition", lambda: f"{what} ended, and {ids} does not repeat")
+        if rounds and not run.past and run.diffusion is None:
+            least = max(run.sampling.min_tokens, 1)
+            early = [end for end in range(least, len(ids)) if _repeats(ids[:end], rounds)]
+            self.must(not early, "repetition", lambda: f"{what} repeats itself at {early[:1]}, and went on")
 
     def replayed(self, world: World, run: Run, what: str, first: int = 0) -> None:
         verdict = world.replay(run, first=first)
@@ -133,7 +152,8 @@ class Judge:
 
     def run(self, world: World, run: Run, what: str, at: float, light: bool = False) -> None:
         """All laws of one run that has ended. `at` chooses the places that are looked at."""
-        self.text(world, run, what)
+        self.text(run, what)
+        self.repetition(run, what)
         if run.error is not None or not (run.tokens or run.end):
             return
         self.replayed(world, run, what)
@@ -180,6 +200,12 @@ def record(run: Run) -> dict[str, Any]:
     made = {name: getattr(run, name) for name in (*names, "prompt_tokens", "passes", "beams", "revised")}
     taken = [each.tokens for each in run.drafts_taken_back]
     return made | {"error": error, "samples": len(run.samples), "taken back": taken}
+
+
+def _repeats(ids: Sequence[int], rounds: int) -> bool:
+    """Returns whether the last tokens are one sequence, of any length, this many times in a row."""
+    spans = range(1, len(ids) // rounds + 1)
+    return any(all(ids[-at] == ids[-at - span] for at in range(1, span * (rounds - 1) + 1)) for span in spans)
 
 
 def _first(mine: Any, other: Any) -> str:

@@ -168,7 +168,9 @@ def _settle(rng: Rng, made: Options) -> None:
         drop("revise")
     if "revise" not in made:
         drop("revise_window", "revise_bits")
-    elif "revise_window" in made:
-        made["max_tokens"] = max(made.get("max_tokens", 1), made["revise_window"] + 2)
+    elif rng.random() < 0.8:  # so that something is taken back
+        made |= {"revise_window": int(rng.integers(2, 40)), "revise_bits": pick(rng, 0.2, 1.0)}
+        made["max_tokens"] = made["revise_window"] + int(rng.integers(2, 30))
+        drop("stop_on_repetition", "stop_token_ids")
     if made.get("n") == 1:
         drop("n")

@@ -65,7 +65,10 @@ class Asked:
         """Whether what it has is not all that it would have."""
         sampling = None if self.request is None else self.request.sampling
         timeout = sampling is not None and sampling.timeout is not None and sampling.timeout < 1
-        return self.failed or timeout or any(run.finish_reason == "cancelled" for run in self.runs)
+        # A beam search that was cancelled gives the best texts so far, and some of them may have ended.
+        searched = sampling is not None and sampling.beam_width > 1 and self.parts > 0
+        ended = searched or any(run.finish_reason == "cancelled" for run in self.runs)
+        return self.failed or timeout or ended
 
     def listen(self, run: Run, token: Token | None) -> None:
         events = self.told.setdefault(run.sample, [])
@@ -373,9 +376,13 @@ def _count(judge: Judge, asked: Asked, runs: list[Run]) -> None:
         happened["accepted drafts"] += run.drafts.accepted > 0
         happened["refused drafts"] += any(token.refused is not None for token in run.tokens)
         happened["preempted"] += run.timings.preempted > 0
+        happened["preempted samples"] += run.timings.preempted > 0 and len(runs) > 1
+        happened["preempted beams"] += run.timings.preempted > 0 and options.beam_width > 1
+        happened["preempted diffusion"] += run.timings.preempted > 0 and run.diffusion is not None
         happened["cached prefixes"] += run.cached_tokens > 0
         happened["revised"] += run.revised > 0
-        happened["revised with a window"] += run.revised > 0 and bool(asked.op)
+        happened["revised and continued"] += run.revised > 0 and asked.parts > 0
+        happened["forks that are continued"] += asked.parent is not None and asked.parts > 0
         happened["beams"] += options.beam_width > 1
         happened["diffused"] += run.diffusion is not None
         happened["samples"] += len(runs) > 1

@@ -43,6 +43,14 @@ def test_masks_propose_what_fits_between_both_sides(tmp_path):
     assert Edit.load(tmp_path / "edit.json").given["proposer"] == "diffusion"
 
 
+def test_the_text_of_what_masks_draw_is_that_of_its_tokens():
+    """Also where bytes are no characters by themselves."""
+    llm, sampling = masked_llm(), Sampling(seed=1, choice=["ä", "é"])
+    edit = infill(llm, BEFORE, AFTER, 2, candidates=6, sampling=sampling, proposer="diffusion")
+    drawn = [each.drawn for each in edit.proposals if each.drawn is not None]
+    assert {run.text for run in drawn} <= {"ä", "é"}
+
+
 def test_holes_is_a_name_of_masks_that_are_ranked():
     edit = infill(masked_llm(), BEFORE, AFTER, 4, candidates=3, sampling=LETTERS, method="holes")
     same = _filled()

@@ -18,6 +18,7 @@ from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.shown import shown
+from glassloop.text.stream import TextStream
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -77,9 +78,11 @@ def fill_place(
     made = []
     for number, (hole, own, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
         run = llm.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
+        characters = TextStream()
         for chosen in hole.chosen:
             data = llm.tokenizer.token_bytes(chosen.id)
-            run.tokens.append(Token(chosen, llm.piece(chosen.id), data, llm.piece, "mask", sample=number))
+            run.tokens.append(Token(chosen, characters.feed(data), data, llm.piece, "mask", sample=number))
+        run.tail = characters.flush()
         run.diffusion = hole_record(diffusion, llm.mask, after)
         run.passes = hole.passes
         run.finish_reason, run.stop_reason = "length", "the hole is full"
