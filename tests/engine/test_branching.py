@@ -1,5 +1,5 @@
-"""Branches of runs: a fork, a rewound run and a continued one have the text, the records and the luck that the
-same tokens would have if they had been written at once."""
+"""Branches of runs: a fork, a rewound run and a continued one have the text, the records and the luck that
+the same tokens would have if they had been written at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine.random_runs import PROMPT, SmallLLM, small_llm
-from engine.small import finish, loop, model, request, with_adapters
+from engine.small import finish, loop, model, random_weights, request, with_adapters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import LLM, GlassloopError, Run, Sampling, SamplingError
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.stop import Pause
-from glassloop.engine.adapters import LoadedAdapter
+from glassloop.engine.logits import RowCache
 from glassloop.engine.request import Request
+from glassloop.engine.thread import EngineThread
+from glassloop.model.transformer import Transformer
+from glassloop.ops.native.ops import NativeOps
 from glassloop.trace.store import Store
 
 
@@ -45,11 +48,10 @@ def rest(llm: LLM, run: Run) -> Run:
 
 
 def with_two_adapters() -> SmallLLM:
-    llm = SmallLLM()
-    with_adapters(llm.transformer)
-    for number, adapter in enumerate(llm.transformer.adapters.loaded):
-        if adapter is not None:
-            llm.engine.loop.adapters.add(adapter.name, LoadedAdapter(number, adapter.sha256))
+    llm, config = SmallLLM(), model().config
+    llm.transformer = with_adapters(Transformer(config, random_weights(config), NativeOps()))
+    llm.engine = EngineThread(loop(llm.transformer), 1024)
+    llm._rows = RowCache(llm.engine)
     return llm
 
 
@@ -78,7 +80,7 @@ def test_the_text_of_a_fork_is_the_text_of_its_tokens_whatever_stops_it_has(seed
 
 def test_a_fork_behind_a_stop_string_goes_on():
     llm = small_llm()
-    options = Sampling(seed=1, max_tokens=40, allowed_token_ids=list(b"abc"), stop=["ab"])
+    options = Sampling(seed=1, max_tokens=40, allowed_token_ids=list(b"abc"), stop=["ab"], temperature=9)
     run = llm.generate(PROMPT, options)
     assert (run.finish_reason, run.stop_reason) == ("stop", "ab") and "ab" not in run.text
     fork = run.fork(len(run.tokens))
@@ -139,11 +141,13 @@ def test_a_run_that_has_ended_cannot_be_continued_and_max_tokens_holds_for_forks
     run = llm.generate(PROMPT, Sampling(seed=1, max_tokens=10, ignore_eos=True))
     with pytest.raises(GlassloopError, match=r"ended by length \(max_tokens\); an interrupted one"):
         llm.prepare_rest(run)
-    for at, change in ((10, {}), (10, {"token": 65}), (4, {"text": "seven +"})):
-        with pytest.raises(SamplingError, match="max_tokens is 10; the fork keeps") as raised:
-            run.fork(at, **change)
-        assert raised.value.field == "max_tokens"
-    assert len(run.fork(4, text="six is").tokens) == 10
+    with pytest.raises(SamplingError, match="max_tokens is 10, and the fork keeps 10 tokens") as raised:
+        run.fork(10)
+    assert raised.value.field == "max_tokens"
+    for at, text in ((10, "more"), (4, "more than six"), (4, "six is")):  # a given text is never cut
+        fork = run.fork(at, text=text)
+        assert text_of(fork).endswith(text) and len(fork.tokens) == at + len(text)
+        assert (fork.finish_reason, fork.stop_reason) == ("length", "max_tokens")
 
 
 # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +174,7 @@ def test_a_lens_looks_with_the_adapter_that_the_token_was_drawn_with():
     run = llm.generate(PROMPT, Sampling(seed=1, max_tokens=8, adapter="one", ignore_eos=True, temperature=0))
     fork = run.fork(4, adapter="two")
     for at, token in enumerate(fork.tokens):
-        seen = llm.lens.layers(fork, len(PROMPT) + at - 1, 1).layers[-1].predictions[0]
+        seen = llm.lens.layers(fork, len(PROMPT) + at - 1, 1).layers[-1].top[0]
         assert seen.id == token.id and seen.logprob == pytest.approx(token.raw_logprob, abs=1e-6)
 
 
@@ -268,7 +272,7 @@ def test_revision_with_a_sliding_window_under_memory_pressure(seed):
     small = model(int(rng.integers(8, 40)))
     prompts = [rng.integers(0, 256, int(rng.integers(20, 60))).tolist() for _ in range(4)]
     samplings = [
-        Sampling(seed=seed, temperature=1.3, max_tokens=80, revise=8, revise_window=60, revise_bits=3.0)
+        Sampling(seed=seed, temperature=1.3, max_tokens=80, revise=8, revise_window=50, revise_bits=2.0)
         for _ in prompts
     ]
     asked = [request(prompt, each) for prompt, each in zip(prompts, samplings, strict=True)]

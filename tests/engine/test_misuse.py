@@ -46,7 +46,7 @@ IDS = {"token_ids": [1, 2, 3]}
 TALK = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 3}
 DRAWN = Sampling(seed=1, max_tokens=4)
 GIVEN = {"prompt": TEXT, "sampling": DRAWN}
-EDITED = {"tokens": 2, "candidates": 2, "sampling": DRAWN}
+EDITED = {"tokens": 2, "candidates": 2, "sampling": Sampling(seed=1)}
 OPTIONS = ("max_tokens", "n", "seed", "stop", "temperature", "adapter", "logit_bias")
 WHAT_IFS = ("of", "luck", "shown", "temperature", "max_tokens")
 CHANGES = ("token", "text", "sampling", "temperature", "max_tokens")
@@ -180,7 +180,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 INNER = {
     *("adapter_number", "adapters_of", "afollow", "after_step", "apply", "build", "cancel", "check_computes"),
     *("check_length", "checked", "checked_id", "close", "compile", "draft_by_masks", "follow", "handovers"),
-    *("has_room", "new_run", "statistics", "submit"),
+    *("check_may_wait", "forget", "has_room", "has_variable", "new_run", "statistics", "submit"),
     *("Run.beginning", "Run.check_computable", "Run.count_fork", "Run.descend", "Run.drawn_with", "Run.live"),
     *("Run.options_at", "Run.revise", "Run.same_record", "Run.to_dict", "Run.to_records", "Run.tree"),
 }

@@ -166,3 +166,21 @@ def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(SamplingError) as raised:
         Sampling(**{"revise": 2, **options})
     assert raised.value.field in ("revise", "revise_window")
+
+
+def test_a_continued_run_that_is_taken_back_stays_among_its_samples():
+    llm = SmallLLM()
+    engine, sampling = llm.engine.loop, replace(SAMPLING, n=2, ignore_eos=True)
+    whole = llm.generate(PROMPT, sampling).samples
+    asked = llm.prepare(PROMPT, sampling)
+    engine.add(asked)
+    for _ in range(4):
+        engine.step()
+    engine.cancel(asked)
+    for run in list(asked.runs):
+        rest = llm.prepare_rest(run)
+        run.finish_reason, run.stop_reason, run.tail = None, None, ""
+        (made,) = finish(engine, rest)
+        assert made is not run and made in made.samples
+    assert [run.token_ids for run in made.samples] == [run.token_ids for run in whole]
+    llm.close()

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
-from glassloop.diffuse.hole import fill_holes
+from glassloop.diffuse.hole import fill_holes, hole_record
+from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
 from glassloop.shown import shown
+from glassloop.text.stream import TextStream
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
@@ -76,10 +78,13 @@ def fill_place(
     made = []
     for number, (hole, own, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
         run = llm.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
+        characters = TextStream()
         for chosen in hole.chosen:
             data = llm.tokenizer.token_bytes(chosen.id)
-            run.tokens.append(Token(chosen, llm.piece(chosen.id), data, llm.piece, "mask", sample=number))
-        run.diffusion, run.passes = diffusion.to_dict(), hole.passes
+            run.tokens.append(Token(chosen, characters.feed(data), data, llm.piece, "mask", sample=number))
+        run.tail = characters.flush()
+        run.diffusion = hole_record(diffusion, llm.mask, after)
+        run.passes = hole.passes
         run.finish_reason, run.stop_reason = "length", "the hole is full"
         work.sampled += hole.rows
         made.append(run)
@@ -129,12 +134,11 @@ def look(
                 [(ids[at], *asked.get(at, ())) for at in masked], top, work.llm.transformer.ops.rows
             )
             task = _task(work, run, masked, min(masked[-1] + 1 + SEEN_AFTER, len(ids)), reader)
-            work.llm.engine.submit(task)
             work.scored += len(task.branch.kept) + len(masked)
             tasks.append((task, reader, masked))
     made: dict[int, Surprise] = {}
-    for task, reader, masked in tasks:
-        task.wait()
+    compute_all(work.llm.engine, [task for task, _, _ in tasks])
+    for _, reader, masked in tasks:
         made.update(zip(masked, reader.bits, strict=True))
     return made
 

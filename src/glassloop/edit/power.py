@@ -13,12 +13,13 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_number
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import SHARPEN
 from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
-from glassloop.edit.bounds import check_count, check_left_to_right, check_number
 from glassloop.edit.proposal import Proposal, Work, complete_all
 from glassloop.edit.record import Edit
 from glassloop.engine.branching import branch
@@ -96,13 +97,7 @@ def _options(sampling: Sampling | None, alpha: float) -> Sampling:
     if sampling is None:
         return Sampling(temperature=1 / alpha)
     check_sampling(sampling)
-    check_left_to_right(sampling)
-    for name in ("n", "beam_width"):
-        if getattr(sampling, name) > 1:
-            raise SamplingError.about(name, "is above 1; power sampling draws one text, so 1 is expected")
-    if sampling.revise:
-        problem = "is given; what is taken back has no place in p^alpha, so 0 is expected"
-        raise SamplingError.about("revise", problem)
+    SHARPEN.check(sampling)
     if sampling.greedy:
         raise SamplingError.about(
             "temperature", "is 0; power sampling draws, so a number above 0 is expected"

@@ -19,7 +19,6 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.grammar import Grammar
 from glassloop.decode.sampling import Sampling
-from glassloop.edit.bounds import check_left_to_right
 from glassloop.edit.characters import is_border
 from glassloop.edit.dice import Dice
 from glassloop.edit.masks import fill_place
@@ -28,7 +27,7 @@ from glassloop.engine.deadline import Deadline, TimedOut, check_deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -305,15 +304,9 @@ class Work:
 
     def span_sampling(self, sampling: Sampling, tokens: int) -> Sampling:
         """Returns the options with which a span of some length is drawn. Without a constraint, which decides
-        itself where the text ends, the span has exactly this many tokens, and repetitions do not end it."""
-        if sampling.beam_width > 1:
-            raise SamplingError.about("beam_width", "is above 1; a span is drawn, so 1 is expected")
-        check_left_to_right(sampling)
+        itself where the text ends, the span has exactly this many tokens."""
         least = 0 if sampling.constraint is not None else tokens
-        seed = self.dice.seed
-        rounds = 0 if least else sampling.stop_on_repetition
-        own = replace(sampling, n=1, seed=seed, max_tokens=tokens, min_tokens=least)
-        return replace(own, stop_on_repetition=rounds, prompt_logprobs=0, revise=0)
+        return replace(sampling, seed=self.dice.seed, max_tokens=tokens, min_tokens=least)
 
     def proposal(
         self, place: Place, number: int, drawn: Run | None, ids: list[int], complete: bool = True

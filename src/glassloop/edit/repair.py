@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_number, check_text
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import REPAIR, REPAIR_CHECK, REPAIR_MASKS, TaskKind
 from glassloop.edit.accept import best_by_gain
-from glassloop.edit.bounds import check_count, check_left_to_right, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
 from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
@@ -26,7 +27,7 @@ from glassloop.edit.surprise import Measured, left_bits, measure
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.replay import check_continuable, check_run
 from glassloop.engine.request import draw_seed
-from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.errors import GlassloopError, TextError
 from glassloop.shown import shown
 from glassloop.trace.run import Run
 
@@ -43,6 +44,7 @@ _NARROW = 2  # tokens of the narrower of the two spans that are drawn anew
 _PER_TOKEN = 40  # the default budget for each token of the text
 _PER_TOKEN_MASKED = 80  # the same by masks
 _PER_TOKEN_CHECKED = 4  # the same with a verifier
+_LENGTH = 6  # tokens of a replacement by default
 _LONGER = 256  # tokens by which a text may grow when its end is drawn anew
 
 
@@ -65,7 +67,7 @@ def repair(
     check: Check | None = None,
     budget: int | None = None,
     candidates: int = 8,
-    tokens: int = 6,
+    tokens: int | None = None,
     window: int | None = None,
     least_gain: float | None = None,
     spans: int | None = None,
@@ -76,25 +78,27 @@ def repair(
     """Replaces what is wrong with a text, or with the answer of a run.
 
     Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
-    tokens for up to `spans` (4 by default) of the worst that are apart, and accepts those that save at least
-    `least_gain` bits (3 by default) on themselves and the `window` tokens (16 by default) after them. It ends
-    when no span pays or `budget` tokens have been computed. `prompt` is what comes before the text and is not
-    edited: a text, token ids or a conversation.
+    tokens (6 by default) for up to `spans` (4 by default) of the worst that are apart, and accepts those that
+    save at least `least_gain` bits (3 by default) on themselves and the `window` tokens (16 by default) after
+    them. It ends when no span pays or `budget` tokens have been computed. `prompt` is what comes before the
+    text and is not edited: a text, token ids or a conversation.
 
     With the proposer "diffusion" single tokens are replaced by others that the masked model expects in their
     place given both sides: `candidates` of them are measured for each token that it does not expect, with the
     `window` tokens after it (4 by default), and accepted if there are at least `least_gain` bits of evidence
     for it (4 by default; see `edit.mistakes`), up to `spans` of them in a round (by default all). Nothing is
-    drawn, so `tokens` and `sampling` do not matter, except that `allowed_token_ids` holds.
+    drawn, so `tokens` and all options but `allowed_token_ids` and `seed` are refused.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
     object with `passed` and `score`), the end of the text is drawn anew from random places,
     `candidates` at a time, and what scores no worse is the text from which the next ones are drawn, until one
     passes. If none does, the result is the first text with the highest score: without a better one, the text
-    as it was.
+    as it was. `tokens`, `window`, `least_gain` and `spans` have nothing to do then, and are refused.
     """
+    kind = REPAIR_CHECK if check is not None else REPAIR_MASKS if proposer == "diffusion" else REPAIR
+    _check_arguments(kind, tokens=tokens, window=window, least_gain=least_gain, spans=spans)
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
-    check_count("tokens", tokens, 1, MOST_TOKENS)
+    tokens = check_count("tokens", _LENGTH if tokens is None else tokens, 1, MOST_TOKENS)
     by_masks = proposer == "diffusion"
     window = check_count("window", (WINDOW if by_masks else 16) if window is None else window, 0, 1 << 20)
     spans = (None if by_masks else 4) if spans is None else check_count("spans", spans, 1, 64)
@@ -107,9 +111,7 @@ def repair(
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None:
         check_sampling(sampling)
-        check_left_to_right(sampling)
-        if sampling.n > 1:
-            raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
+        kind.check(sampling, DRAWN)
     check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
@@ -134,6 +136,19 @@ def repair(
     return Edit.of(
         work, "repair", prompt_ids, draft, current, proposals, given, span, before=before, text=after
     )
+
+
+_UNUSED = {  # arguments that a kind of repair has no use for
+    REPAIR: (),
+    REPAIR_MASKS: ("tokens",),
+    REPAIR_CHECK: ("tokens", "window", "least_gain", "spans"),
+}
+
+
+def _check_arguments(kind: TaskKind, **given: object) -> None:
+    for name in _UNUSED[kind]:
+        if given[name] is not None:
+            raise GlassloopError.about(name, f"is {shown(given[name])}; {kind.name} does not take it")
 
 
 def _unchecked(work: Work, draft: Run, sampling: Sampling, options: _Options) -> tuple[Run, list[Proposal]]:
@@ -296,9 +311,7 @@ def _checked_sampling(text: str | Run, tokens: int, sampling: Sampling | None) -
         return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
     if sampling is None:
         return replace(DRAWN, max_tokens=tokens + _LONGER)
-    if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; the end of a text is drawn, so 1 is expected")
-    return replace(sampling, revise=0)
+    return sampling
 
 
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import kind_of
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.config import ModelConfig
@@ -29,6 +30,15 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 _MOST_PRIORITY = 1 << 31
+
+
+def template_values(template: object) -> dict[str, Any]:
+    """Returns the variables that a caller gives for a chat template, by their names."""
+    if template is None:
+        return {}
+    if not isinstance(template, Mapping) or not all(isinstance(name, str) for name in template):
+        raise TextError.about("template", f"is {shown(template)}; a mapping from names to values is expected")
+    return dict(template)
 
 
 def check_priority(priority: object) -> None:
@@ -97,6 +107,7 @@ class RequestMaker(Maker):
         sampling = self.default_sampling if sampling is None else sampling
         check_sampling(sampling)
         check_priority(priority)
+        kind_of(sampling).check(sampling)
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(check_text("prompt", prompt))
@@ -106,7 +117,8 @@ class RequestMaker(Maker):
         talk = None if messages is None else recorded(messages)
 
         def make(seed: int, number: int) -> Run:
-            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number, messages=talk)
+            salt = 0 if sampling.beam_width > 1 else number  # all results of a search have the same luck
+            return self.new_run(ids, sampling, seed, salt=salt, prompt=text, sample=number, messages=talk)
 
         runs = runs_of(sampling, make)
         built = compiled or self.build(sampling)
@@ -114,11 +126,31 @@ class RequestMaker(Maker):
             ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
         )
 
-    def prepare_chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Request:
-        """Returns a request for the next turn of a conversation. `template` are variables of the model's chat
-        template."""
-        ids = self.tokenizer.encode_chat(messages, **template)
-        return self.prepare(ids, sampling, messages=messages)
+    def prepare_chat(
+        self,
+        messages: Messages,
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        template: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """Returns a request for the next turn of a conversation. `template` has variables of the model's chat
+        template, and `continue_final`: True continues the last message. A name that the template does not
+        have is an error."""
+        values = template_values(template)
+        for name in values:
+            if not self.has_variable(name):
+                problem = f"is not a variable of the chat template of {self.name}"
+                raise TextError.about(f"template.{name}", problem)
+        ids = self.tokenizer.encode_chat(messages, **values)
+        return self.prepare(ids, sampling, messages=messages, priority=priority)
+
+    def has_variable(self, name: str) -> bool:
+        """Returns whether the model's chat template has a variable that a request may set."""
+        template = self.tokenizer.chat_template
+        if template is None or name == "messages":
+            return False
+        return name == "continue_final" or template.has_variable(name)
 
     def compile(self, sampling: Sampling) -> Compiled:
         """Builds all that a request with these options needs (stop strings, bad words, a grammar), or raises

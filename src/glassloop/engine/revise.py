@@ -32,6 +32,7 @@ class Revising(Sample):
         self._tree = tree
         self._decoder_of = decoder_of
         self._since = settled(run)
+        self._look_back()  # a run that paused has not looked back from its last token
 
     def runs_ahead(self, beside: int) -> bool:
         """Returns False: the next token may be another one than that after the last."""
@@ -58,8 +59,10 @@ class Revising(Sample):
         made = run.revise(at, salt)
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {at}"
-        request.runs[request.runs.index(run)] = made
-        made.samples = request.runs
+        for runs in (request.runs, run.samples):  # one list, unless another request began the run
+            if run in runs:
+                runs[runs.index(run)] = made
+        made.samples = run.samples
         first = run.tokens[at]
         self._restore(made, self._decoder_of(made))
         self._since = at

@@ -12,6 +12,7 @@ from glassloop.arguments import check_function
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
 from glassloop.engine.request_maker import check_priority
 from glassloop.errors import GlassloopError
@@ -140,7 +141,7 @@ def prepare_again(
         problem = f"is missing; the search was made by {record['method']}, which is not built in"
         raise GlassloopError.about("method", problem)
     made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
-    sampling = replace(first.sampling, seed=first.seed)
+    sampling = SOLVE.acting(replace(first.sampling, seed=first.seed))
     request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
     request.runs[0].prompt = first.prompt
     extract = given.get("extract", record["extract"])
@@ -175,6 +176,7 @@ def _unknown(text: str) -> bool:
 
 def drive(running: Running, watch: Watch | None) -> Solution:
     """Runs one search on the calling thread. Ctrl-C ends it with what it has and raises `Stopped`."""
+    running.llm.check_may_wait()
     interrupted = False
     ended: SimpleQueue[None] = SimpleQueue()
     while True:
@@ -203,6 +205,7 @@ def drive(running: Running, watch: Watch | None) -> Solution:
 def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
     """Runs searches, at most `window` at a time. What is done between the rounds of one search delays no
     other: it runs on a few threads."""
+    llm.check_may_wait()
     news: SimpleQueue[tuple[int, Future[list[Request]] | None]] = SimpleQueue()
     open_searches: dict[int, tuple[Running, list[Request]]] = {}
     begun = 0
