@@ -20,12 +20,14 @@ def check_count(
     high: int,
     what: str = "a whole number",
     error: type[GlassloopError] = GlassloopError,
+    note: str = "",
 ) -> int:
-    """Returns a whole number from `low` to `high`; `what` says in the message what is counted."""
+    """Returns a whole number from `low` to `high`; `what` says in the message what is counted, and `note` why
+    it has these bounds."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not low <= value <= high:  # type: ignore[operator]
         bounds = f"from {low} to {high} is expected" if low <= high else "is expected, but there is none"
-        raise error.about(name, f"is {shown(value)}; {what} {bounds}")
+        raise error.about(name, f"is {shown(value)}; {what} {bounds}{note}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 

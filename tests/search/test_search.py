@@ -183,6 +183,24 @@ def test_a_budget_of_tokens_is_spent_to_the_last(tiny):
         assert made.usage.tokens == min(tokens, 400)
 
 
+class Stubborn(Search):
+    """Starts another path whenever one has ended."""
+
+    def start(self, paths: Paths) -> None:
+        paths.start()
+
+    def ended(self, paths: Paths, path: SearchPath) -> None:
+        assert len(paths) <= 20
+        paths.start()
+
+
+def test_a_budget_of_tokens_ends_paths_that_end_at_once(tiny):
+    options = Sampling(seed=1, allowed_token_ids=[tiny.tokenizer.eos_ids[0]])
+    solution = tiny.solve(QUESTION, Stubborn(), sampling=options, budget={"tokens": 9}, chat=False)
+    assert len(solution.paths) == 10 and solution.usage.tokens == 9
+    assert solution.paths[-1].ended_by == "budget"
+
+
 class Slow(Search):
     """Grows one path a token at a time, and takes its time between them."""
 

@@ -132,7 +132,8 @@ def token_at(run: Run, at: int) -> Token | None:
 def _check_place(run: Run, at: int, of: Part) -> int:
     check_one_of("of", of, ("answer", "prompt"), TraceError)
     first, last = (0, len(run.tokens)) if of == "answer" else (1, len(run.prompt_ids) - 1)
-    return check_count("at", at, first, last, "a token", NoSuchToken)
+    note = "" if of == "answer" else "; before the first token of the prompt there are no logits"
+    return check_count("at", at, first, last, "a token", NoSuchToken, note)
 
 
 def _beam_rank(run: Run, at: int) -> BeamRank | None:

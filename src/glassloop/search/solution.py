@@ -47,8 +47,9 @@ class Path:
 
     @property
     def spent(self) -> int:
-        """How many tokens it has of its own."""
-        return len(self.run.tokens) - self.kept
+        """How many tokens it has of its own. One that ended at once has cost a token too: so a budget of
+        tokens ends every search."""
+        return max(len(self.run.tokens) - self.kept, int(self.run.end is not None))
 
     @property
     def running(self) -> bool:
