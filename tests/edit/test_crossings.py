@@ -16,6 +16,7 @@ from engine.small import EOS
 from engine.test_branching import with_two_adapters
 
 from glassloop import GlassloopError, Run, Sampling
+from glassloop.decode.task_kinds import REPAIR
 from glassloop.edit.record import Edit
 from glassloop.trace.store import Store
 
@@ -85,10 +86,10 @@ def test_everything_that_an_edit_returns_can_be_computed_again(kind, seed, tmp_p
     llm = adapted_llm()
     rng = np.random.default_rng([seed, *kind.encode()])
     whole_texts = kind in ("check", "sharpen")
-    of_spans: dict[str, Any] = (
-        {} if whole_texts else {"stop": (), "include_stop": False, "prompt_logprobs": 0}
-    )
-    options: dict[str, Any] = {"sampling": drawn_options(rng, **of_spans)}
+    drawn = drawn_options(rng)
+    if whole_texts:
+        drawn = replace(drawn, prompt_logprobs=0)
+    options: dict[str, Any] = {"sampling": drawn if whole_texts else REPAIR.acting(drawn)}
     method = ["rerank", "metropolis"][int(rng.integers(2))]
     checked: dict[str, Any] = {}
     try:
@@ -160,7 +161,7 @@ def test_a_budget_ends_draws_that_end_at_once(ending):
 def test_beams_are_refused_where_the_end_of_a_text_is_drawn():
     llm = small_llm()
     run = llm.generate(PROMPT, DRAWN)
-    with pytest.raises(GlassloopError, match="1 is expected") as raised:
+    with pytest.raises(GlassloopError, match="does not take it") as raised:
         llm.repair(run, check=many_a, sampling=Sampling(beam_width=3))
     assert raised.value.field == "beam_width"
     searched = llm.generate(PROMPT, Sampling(beam_width=3, max_tokens=8))
@@ -185,12 +186,3 @@ def test_a_run_that_cannot_be_continued_is_refused_by_name():
         )
     assert raised.value.field == "run"
     assert not run.children and not filled.children
-
-
-# ── spans ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_span_has_all_of_its_tokens_although_they_repeat():
-    sampling = Sampling(seed=1, allowed_token_ids=[97], stop_on_repetition=2)
-    edit = small_llm().infill("the ", " fox", 6, candidates=1, sampling=sampling)
-    assert edit.text == "the aaaaaa fox"
