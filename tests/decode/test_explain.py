@@ -232,10 +232,10 @@ def test_printed_it_is_what_the_terminal_shows(capsys):
     sampling = Sampling(temperature=0.7, top_k=3, logit_bias={2: 1.5}, seed=7)
     told = explain(LOGITS, [1, 2], sampling, 7)
     print_reasons(told)
-    tables = capsys.readouterr().out.strip()
+    printed = capsys.readouterr().out.strip()
     first = f"“<{told.winner.id}>” at position 2 (prompt included) · seed 7 · sampled"
-    assert str(told) == f"{first}\n\n{tables}\n\n{told.sentence}"
-    lines = tables.splitlines()
+    assert str(told) == f"{first}\n\n{printed}" and printed.endswith(f"\n\n{told.sentence}")
+    lines = printed.removesuffix(told.sentence).strip().splitlines()
     assert lines[0].split() == ["stage", "left", "mass", "kept", "removed", "moved"]
     assert [line.split()[0] for line in lines[1:4]] == ["logit_bias", "temperature", "top_k"]
     assert re.fullmatch(r"top_k +3 +\d\d\.\d % +2: “<\d>”, “<\d>”", lines[3])
