@@ -75,6 +75,7 @@ def difference_of(
     then, here = _told(recorded, fresh, differing)
     quoted = in_quotes(before.text)
     if before.id != after.id:
+        here = here.replace("won by", "by")
         said = f"The record has {quoted} ({then}); computed now, {in_quotes(after.text)} wins ({here})."
     else:
         said = f"The record has other numbers for {quoted} ({then}) than are computed now ({here})."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.choose import pick_winner, race_of_forced, race_of_found
-from glassloop.decode.chosen import ALTERNATIVE
+from glassloop.decode.chosen import ALTERNATIVE, Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.difference import RecordDifference, difference_of
 from glassloop.decode.luck import Race, luck_key, luck_of
@@ -137,6 +138,7 @@ def explain(
     position: int | None = None,
     *,
     prompt_length: int | None = None,
+    choices: Sequence[Chosen] = (),
     salt: int = 0,
     tokenizer: Tokenizer | None = None,
     eos_ids: Sequence[int] = (),
@@ -153,7 +155,8 @@ def explain(
     **overrides: Any,
 ) -> Explanation:
     """Returns why the token after `tokens` is what it is. The first `prompt_length` of these are the prompt,
-    all of them if it is not given. Any field of `Sampling` among the overrides makes it a what-if.
+    all of them if it is not given; `choices` are the records of the others, which some stages need. Any field
+    of `Sampling` among the overrides makes it a what-if.
 
     `taken` is the token that came, where the race did not decide that: by its `source` it was forced, is on
     a beam or belongs to the prompt. Beams and prompts have no luck, and no stage applies to a prompt.
@@ -171,8 +174,8 @@ def explain(
     else:
         known = (sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
         decoder = Decoder(*known, never=never)
-        for token in tokens[prompt_length:]:
-            decoder.commit(token)
+        for token, chosen in zip_longest(tokens[prompt_length:], choices):
+            decoder.commit(token, chosen)
     step = decoder.step
     step.position = len(tokens) if position is None else position
 

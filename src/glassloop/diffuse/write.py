@@ -16,7 +16,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Stopper
-from glassloop.diffuse.filling import Filling
+from glassloop.diffuse.filling import Filling, check_stages_can_fill
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.deadline import Deadline
@@ -311,6 +311,7 @@ def check(sampling: Sampling, options: Diffusion, mask: Mask) -> None:
         raise SamplingError.about("adapter", "is given; diffusion has an adapter of its own, for masked rows")
     if sampling.prompt_logprobs:
         raise SamplingError.about("prompt_logprobs", "is given; diffusion does not score the prompt")
+    check_stages_can_fill(sampling)
     if mask.whole and options.revise and options.revise_by == "likelihood":
         raise GlassloopError.about(
             "diffusion.revise_by", "is 'likelihood', which this model, made for masks alone, does not have"

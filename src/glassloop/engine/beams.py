@@ -160,7 +160,7 @@ class Beams:
         text, stopper = parent.text.fork(), copy(parent.stopper)
         seen = ""
         if ending is None or self._sampling.include_stop:
-            decoder.commit(proposal.id)
+            decoder.commit(proposal.id, chosen)
             branch.tokens.append(proposal.id)
             branch.recorded += 1
             seen = text.feed(data)

@@ -12,6 +12,7 @@ from os import PathLike
 from time import perf_counter
 from typing import Protocol
 
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.engine.branch import Branch
 from glassloop.engine.drafts import AcceptanceRates, StepCost, guess_room
@@ -96,7 +97,7 @@ class DraftModel:
         return [
             pair
             for pair, made in zip(ready, chosen, strict=True)
-            if not isinstance(made, Exception) and pair[0].add(made.id)
+            if not isinstance(made, Exception) and pair[0].add(made)
         ]
 
 
@@ -158,12 +159,12 @@ class ModelGuesser:
         self.decoder = self._own_decoder.fork()
         return True
 
-    def add(self, token: int) -> bool:
+    def add(self, chosen: Chosen) -> bool:
         """Appends a token to the draft; returns whether another one is wanted."""
-        self.made.append(token)
-        if len(self.made) == self._count or self.decoder.ends_with(token):
+        self.made.append(chosen.id)
+        if len(self.made) == self._count or self.decoder.ends_with(chosen.id):
             return False
-        self.decoder.commit(token)
+        self.decoder.commit(chosen.id, chosen)
         return True
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:

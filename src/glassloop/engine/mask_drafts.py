@@ -111,5 +111,5 @@ class MaskDrafts:
                 chosen = draft.decoder.choose(row)
             except GlassloopError:  # the run itself will meet it, or choose otherwise
                 return
-            if not draft.add(chosen.id):
+            if not draft.add(chosen):
                 return

@@ -106,6 +106,7 @@ def explain_token(
         sampling,
         seed,
         prompt_length=min(len(ids), len(run.prompt_ids)),
+        choices=[each.chosen for each in run.tokens[:at]] if of == "answer" else (),
         salt=salt,
         tokenizer=llm.tokenizer,
         eos_ids=tuple(llm.tokenizer.eos_ids),
@@ -294,7 +295,7 @@ def _chosen(
     for at in range(first, len(records)):
         if decoder is None or past != run.drawn_with(at):
             past = run.drawn_with(at)
-            decoder = _decoder(llm, run, past, made[:at])
+            decoder = _decoder(llm, run, past, records[:at])
             drawn = _adapter_of(llm, run, past)
             if drawn != adapter:  # a fork may have another adapter than its past
                 adapter = drawn
@@ -310,7 +311,7 @@ def _chosen(
         except GlassloopError:  # with the logits of another model the stages may leave no token
             return
         if at + 1 < len(made):
-            decoder.commit(made[at])
+            decoder.commit(made[at], records[at].chosen)
 
 
 def _adapter_of(llm: LLM, run: Run, past: Past) -> int:
@@ -327,7 +328,7 @@ def _found(decoder: Decoder, logits: Float32, token: int) -> Chosen:
     return decoder.record_choice(logits, summary, left, race_of_found(left, token))
 
 
-def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
+def _decoder(llm: LLM, run: Run, past: Past, made: list[Token]) -> Decoder:
     check_stages(past.sampling, past.plugins)
     decoder = Decoder(
         past.sampling,
@@ -340,7 +341,7 @@ def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
         llm.transformer.ops.rows,
     )
     for token in made:
-        decoder.commit(token)
+        decoder.commit(token.id, token.chosen)
     return decoder
 
 
