@@ -182,6 +182,16 @@ def survivors(sampling, logits=LOGITS, tokens=(), generated=()):
     return sorted(seen[-1].everyone()[0].tolist()) if seen else list(range(len(logits)))
 
 
+@pytest.mark.parametrize("ops", ["reference", NATIVE])
+@pytest.mark.parametrize(("logprob", "left"), [(0.0, 5), (-70.0, 2)])
+def test_mirostat_has_a_bound_however_long_the_text_is(ops, logprob, left):
+    """Certain tokens raise it for ever, and surprising ones lower it below zero: the likeliest stay."""
+    decoder = Decoder(Sampling(mirostat_tau=50.0, mirostat_eta=1.0), 5, 5, ops=choose_ops(ops).rows)
+    for _ in range(300):
+        decoder.commit(1, recorded(1, logprob))
+    assert decoder.run_stages(LOGITS)[1].count == left and decoder.choose(LOGITS).survivors in (None, left)
+
+
 def test_temperature_zero_is_the_argmax_with_ties_to_the_lower_id():
     chosen = Decoder(Sampling(temperature=0), 5, 5).choose(LOGITS)
     assert chosen.id == 1 and chosen.luck == 0 and chosen.margin == 0 and chosen.runner_up == 2

@@ -101,7 +101,8 @@ def _copy_start(
     made.messages = run.messages
     made.adapters = run.adapters | made.adapters
     made.tokens = list(run.tokens[:at])
-    if options.prompt_logprobs == run.sampling.prompt_logprobs:
+    before = run.sampling
+    if (options.prompt_logprobs, options.adapter) == (before.prompt_logprobs, before.adapter):
         made.prompt_tokens = list(run.prompt_tokens)
     made.descend(run, at, reason)
     return made

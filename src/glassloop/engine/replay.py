@@ -97,7 +97,8 @@ def explain_token(
         refused = None if token.refused is None else token.refused.id
         beam = _beam_rank(run, at) if source == "beam" else None
     alone = what_if and searched and source == "sampled" and of == "answer"
-    adapter = llm.adapter_number(sampling.adapter)
+    # A fork whose past has another adapter has scored its prompt anew.
+    adapter = llm.adapter_number((run.sampling if source == "prompt" else sampling).adapter)
     told = explain(
         logits(ids, adapter)
         if logits
