@@ -200,6 +200,8 @@ CASES: dict[str, tuple[Any, Values]] = {
     "frequency_penalty": (4.0, {}),
     "no_repeat_ngram_size": (2, {}),
     "dry_multiplier": (3.0, {"dry_allowed_length": 1}),
+    "mirostat_tau": (0.5, {}),
+    "mirostat_eta": (1.0, {"mirostat_tau": 2.0}),
     "dry_base": (3.0, {"dry_multiplier": 1.0, "dry_allowed_length": 1}),
     "dry_allowed_length": (1, {"dry_multiplier": 3.0}),
     "logit_bias": ({98: 4.0}, {}),

@@ -187,7 +187,7 @@ def naive(
         if stops and not sampling.include_stop:
             made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)
             break
-        decoder.commit(chosen.id)
+        decoder.commit(chosen.id, chosen)
         tokens.append(chosen.id)
         made.tokens.append(Token(chosen, text.feed(data), data, texts.piece))
         ending = text.ending or stopper.after(decoder.history, 0.0)

@@ -24,6 +24,7 @@ NEEDS = {
     "xtc_threshold": "xtc_probability",
     "dry_base": "dry_multiplier",
     "dry_allowed_length": "dry_multiplier",
+    "mirostat_eta": "mirostat_tau",
     "revise_window": "revise",
     "revise_bits": "revise",
     "length_penalty": "beam_width",
@@ -69,6 +70,7 @@ def _kind(name: str, *refusals: tuple[str, str]) -> TaskKind:
 
 _ENDINGS = "stop stop_token_ids include_stop ignore_eos stop_on_repetition"
 _LEFT_TO_RIGHT = ("diffusion", "it draws from left to right")
+_NO_RECORD = ("mirostat_tau", "it follows the surprise of the tokens before, which masks have not")
 
 SAMPLE = _kind("a sample")
 SAMPLES = _kind("n samples")
@@ -88,6 +90,7 @@ DIFFUSION = _kind(
     ("revise", "it has a revise of its own, diffusion={'revise': 1}"),
     ("adapter", "it has an adapter of its own, for masked rows"),
     ("prompt_logprobs", "it does not score the prompt"),
+    _NO_RECORD,
 )
 FORK = _kind(
     "a fork",
@@ -137,6 +140,7 @@ _BY_MASKS = (
     _NO_DRAWS,
     ("adapter", "masks have an adapter of their own"),
     ("diffusion", "diffusion= is an argument of its own here"),
+    _NO_RECORD,
 )
 INFILL = _spans("infill", ("diffusion", "proposer='diffusion' fills masks"))
 INFILL_MASKS = _spans("infill by masks", *_BY_MASKS)

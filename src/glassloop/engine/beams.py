@@ -206,7 +206,7 @@ class Beams:
         decoder, text, stopper = parent.decoder.fork(), parent.text.fork(), parent.stopper.fork()
         seen = ""
         if ending is None or self._sampling.include_stop:
-            decoder.commit(proposal.id)
+            decoder.commit(proposal.id, chosen)
             seen = text.feed(data)
             ending = ending or text.ending or stopper.after(decoder.history, seconds)
         token = Token(chosen, seen, data, self._pieces, "beam", seconds)
