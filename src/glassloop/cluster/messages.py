@@ -75,6 +75,7 @@ class RunSoFar:
     sampling: Sampling
     tokens: tuple[int, ...]
     revision: Revision | None = None  # if the run takes tokens back
+    records: tuple[bytes, ...] = ()  # of the tokens, if a stage needs them
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,8 @@ class Replica:
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
             run.tokens = [self._known(token) for token in each.tokens]
+            for token, record in zip(run.tokens, each.records, strict=False):
+                token.chosen = Chosen(record)
             if each.revision is not None:
                 told = each.revision
                 run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]
