@@ -87,6 +87,13 @@ def expand_stages(stages: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(name for part in parts for name in part)
 
 
+def needs_record(sampling: Sampling) -> bool:
+    """Returns whether a stage that a request runs needs the records of the tokens so far; True if a stage is
+    not registered here, of which that is not known."""
+    stages = [REGISTER.get(name) for name in expand_stages(sampling.stages)]
+    return any(stage is None or (stage.needs_record and stage.active(sampling)) for stage in stages)
+
+
 def check_needs_no_record(sampling: Sampling, why: str) -> None:
     """Raises if a stage that a request runs needs the records of the tokens so far. `why` says why there are
     none."""

@@ -221,7 +221,7 @@ class Writer:
                 self.finish(ending)
                 return True
         self._decoder.commit(token.id)
-        token.text = self._text.feed(token.bytes)
+        token.text = self._text.feed(token.bytes, ending is None)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
         if ending is None:

@@ -207,7 +207,7 @@ class Beams:
         seen = ""
         if ending is None or self._sampling.include_stop:
             decoder.commit(proposal.id, chosen)
-            seen = text.feed(data)
+            seen = text.feed(data, ending is None)
             ending = ending or text.ending or stopper.after(decoder.history, seconds)
         token = Token(chosen, seen, data, self._pieces, "beam", seconds)
         return _Grown(parent, decoder, text, stopper, token, proposal.logprob, ending, counts)

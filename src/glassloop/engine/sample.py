@@ -193,7 +193,7 @@ class Sample:
         if branch.recorded == len(branch.tokens):
             branch.tokens.append(chosen.id)
         branch.recorded += 1
-        text = self._text.feed(data, is_last_known)
+        text = self._text.feed(data, is_last_known and ending is None)
         token = Token(chosen, text, data, self._pieces, source, seconds, run.sample, refused)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
