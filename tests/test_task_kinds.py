@@ -322,6 +322,17 @@ def test_a_default_is_never_refused():
         kind.check(Sampling.from_dict(Sampling().to_dict()))
 
 
+def test_options_that_are_no_sampling_are_refused():
+    for call in (
+        lambda: model().infill("a", "b", sampling={}),
+        lambda: model().rewrite("abc", (0, 1), {"seed": 1}),
+        lambda: model().repair("abc", sampling={}),
+        lambda: model().sharpen("abc", sampling={}),
+    ):
+        with pytest.raises(SamplingError, match=r"^sampling is \{.*\}; a Sampling is expected$"):
+            call()
+
+
 def test_a_parameter_of_something_that_is_off_has_nothing_to_do_and_is_refused_with_it():
     plain = generated(1, LONG)
     for parameter, option in NEEDS.items():

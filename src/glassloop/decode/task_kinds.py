@@ -43,6 +43,8 @@ class TaskKind:
         """Raises for the first option that was given and that this kind of task refuses. An option counts as
         given if it differs from its default and from `own`: the options that the task has by itself, such as
         those of the run that is forked."""
+        if not isinstance(sampling, Sampling):
+            raise SamplingError.about("sampling", f"is {shown(sampling)}; a Sampling is expected")
         for name, reason in self.refused.items():
             value = getattr(sampling, name)
             if value != getattr(_PLAIN, name) and value != getattr(own, name):
