@@ -94,7 +94,8 @@ class Judge:
             self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
         whole = data.decode("utf-8", "replace")
         self.must(run.text == whole, "text", lambda: f"{what}: {run.text!r} is not {whole!r}")
-        odd = [token.sample for token in run.tokens if token.sample != run.sample]
+        records = run.tokens if run.end is None else [*run.tokens, run.end]
+        odd = [token.sample for token in records if token.sample != run.sample]
         if run.fork_at is None:
             self.must(not odd, "sample", lambda: f"{what}: sample {run.sample} has tokens of {odd}")
 
