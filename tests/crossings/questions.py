@@ -30,7 +30,6 @@ from glassloop.trace.run import Run
 from glassloop.trace.store import Store
 from glassloop.trace.token import TakenBack, Token
 
-
 # Options that change nothing in the choice of one token.
 NOT_IN_A_CHOICE = {
     *("max_tokens", "stop", "include_stop", "stop_on_repetition", "timeout", "logprobs", "prompt_logprobs"),
