@@ -71,8 +71,8 @@ class LocalTransport:
         self.board.on_routed(job.key, name)
         await self._unless_gone(name, lambda replica: replica.start(job))
 
-    async def cancel(self, replica: str, key: str, session: str) -> None:
-        self.replicas[replica].cancel(key, session)
+    async def cancel(self, replica: str, key: str, session: str, run: int | None = None) -> None:
+        self.replicas[replica].cancel(key, session, run)
 
     async def ask(self, question: Question) -> AsyncIterator[Reply]:
         ranked = self.board.rank(question.route)

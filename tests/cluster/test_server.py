@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 
 import httpx2 as httpx
 import pytest
@@ -114,12 +115,71 @@ def test_a_run_pauses_at_its_limit_and_goes_on(site, model):
         assert [token["id"] for token in finished(client, run)["tokens"]] == expected.token_ids
 
 
+def test_each_sample_pauses_stops_and_goes_on_by_itself(site, model):
+    sampling = {"seed": 5, "max_tokens": 150, "ignore_eos": True, "n": 3}
+    with LLM(model, kv_memory="8MB") as single, listening(make_app(site.service)) as client:
+        expected = single.generate(PROMPT, Sampling(**sampling)).samples
+        body = {"prompt": PROMPT, "sampling": sampling}
+        paused = client.post("/api/runs", json={**body, "pause_after": 4}).json()["runs"]
+        assert [len(finished(client, run)["tokens"]) for run in paused] == [4, 4, 4]
+        runs = client.post("/api/runs", json=body).json()["runs"]
+        client.post(f"/api/runs/{runs[0]['id']}/stop")
+        for run in (runs[0], paused[1]):
+            client.post(f"/api/runs/{run['id']}/step", json={"tokens": None})
+        for run, whole in zip((*runs, paused[1]), (*expected, expected[1]), strict=True):
+            assert [token["id"] for token in finished(client, run)["tokens"]] == whole.token_ids
+        assert not site.service.llm._fleet._requests
+
+
+def test_a_deleted_run_is_gone_from_every_replica(site):
+    with listening(make_app(site.service)) as client:
+        site.transport.by_turns = True
+        for options in ({}, {"n": 2}, {"revise": 2, "revise_bits": 0.5, "revise_window": 4}):
+            sampling = {"seed": 5, "max_tokens": 40, "ignore_eos": True, **options}
+            for _ in range(2):  # one for each replica
+                begun = client.post("/api/runs", json={"prompt": PROMPT, "sampling": sampling}).json()
+                for run in begun["runs"]:
+                    finished(client, run)
+            loops = [replica.llm.engine.loop for replica in site.transport.replicas.values()]
+            wait_until(lambda loops=loops: not any(loop.busy for loop in loops), 60)
+            assert all(loop.tree.node_count and _remembered(loop) for loop in loops)
+            for run in client.get("/api/runs").json()["runs"]:
+                finished(client, run)
+                assert client.delete(f"/api/runs/{run['id']}").status_code == 204
+            assert not any(loop.tree.node_count or _remembered(loop) for loop in loops)
+
+
+def _remembered(loop) -> list[str]:
+    """Returns the ids of the runs that drafts are made from."""
+    return [id for recent in loop._recent_runs._owners.values() for id in recent._pieces]
+
+
+def test_replicas_know_the_owner_of_a_request(model):
+    site, letters = Site(model, api_keys=("one", "two")), {"allowed_token_ids": [97, 98, 99]}
+    try:
+        with listening(make_app(site.service)) as client:
+            for key in ("one", "two"):
+                headers = {"Authorization": f"Bearer {key}"}
+                hole = {"before": PROMPT, "after": " and", "tokens": 2, "candidates": 2, "sampling": letters}
+                for path, body in (
+                    ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4}),
+                    ("/api/edits/infill", hole),
+                ):
+                    answer = client.post(path, json=body, headers=headers)
+                    assert answer.status_code < 300, answer.text
+            loops = [each.llm.engine.loop for each in site.transport.replicas.values()]
+            owners = {owner for loop in loops for owner in loop._recent_runs._owners}
+            assert owners == {f"key {sha256(key.encode()).hexdigest()}" for key in ("one", "two")}
+    finally:
+        site.close()
+
+
 def finished(client: httpx.Client, run: dict) -> dict:
     """Returns a run once it is not computed any more."""
     while True:
         found = client.get(f"/api/runs/{run['id']}").json()
         if found["status"] not in ("waiting", "running"):
-            return found
+            return client.get(f"/api/runs/{run['id']}").json()  # the first may have been read too early
         time.sleep(0.02)
 
 

@@ -51,3 +51,20 @@ def test_many_runs_share_a_pass(llm):
 def test_a_model_without_masks_cannot(llm):
     with pytest.raises(GlassloopError, match="no adapter for masked rows"):
         small_llm().draft_by_masks()
+
+
+def test_a_function_that_is_told_of_passes_cannot_end_the_engine():
+    made = MaskedLLM()
+
+    def leave(run, record):
+        raise SystemExit
+
+    with pytest.raises(GlassloopError, match=r"code of the request called sys\.exit\(\)"):
+        made.diffuse(PROMPT, Sampling(max_tokens=8), on_pass=leave)
+    with pytest.raises(GlassloopError, match="was made on the engine's thread"):
+        made.diffuse(PROMPT, Sampling(max_tokens=8), on_pass=lambda run, record: made.generate(PROMPT))
+    assert (
+        made.generate(PROMPT, Sampling(seed=1)).tokens
+        == small_llm().generate(PROMPT, Sampling(seed=1)).tokens
+    )
+    made.close()

@@ -117,12 +117,6 @@ def test_spans_that_are_apart_do_not_affect_each_other():
     ]
 
 
-def test_draws_are_not_taken_back():
-    options = Sampling(seed=3, allowed_token_ids=LETTERS, revise=5, revise_window=2, revise_bits=0.1)
-    edit = infill(small_llm(), BEFORE, AFTER, 6, candidates=3, sampling=options)
-    assert all(len(each.ids) == 6 for each in edit.proposals)
-
-
 def test_a_draw_that_its_timeout_cut_short_is_an_error():
     with pytest.raises(TimedOut, match="timeout ended a draw after 1e-09 s"):
         infill(small_llm(), BEFORE, AFTER, 4, candidates=2, sampling=Sampling(seed=1, timeout=1e-9))

@@ -10,6 +10,7 @@ import pytest
 from engine.peft_adapter import write_adapter
 
 from glassloop import LLM, GlassloopError, Run, Sampling
+from glassloop.engine.logits import logits_after
 from glassloop.errors import ModelError, TraceError
 
 PROMPT = "The sea was calm, and the old man who lived by the harbour had not seen a ship for many days, so he"
@@ -128,6 +129,30 @@ def test_an_adapter_is_unloaded_when_nothing_uses_it(adapted, folders):
     adapted.engine.call(adapted.engine.loop.tree.check_integrity)
     assert adapted.transformer.adapters.loaded[number] is None
     assert number not in adapted.engine.loop.tree.roots
+
+
+def test_numbers_of_unloaded_adapters_are_used_again_and_nothing_is_mixed_up(adapted, folders):
+    """A server that rotates adapters does not grow, and no adapter sees what another one computed."""
+    sizes = set()
+    expected = {name: adapted.generate(PROMPT, _with(name)).tokens for name in folders}
+    stale = None
+    for turn in range(6):
+        name = ("sea", "land")[turn % 2]
+        adapted.load_adapter("turning", folders[name])
+        run = adapted.generate(PROMPT, _with("turning"))
+        assert run.tokens == expected[name] and run.cached_tokens == 0
+        assert run.replay().identical and run.explain(2).taken.id == run.token_ids[2]
+        number = adapted.adapter_number("turning")
+        assert stale is None or (number == stale and number is not stale)
+        if stale is not None:  # of a caller that was slow: the number is another adapter's by now
+            with pytest.raises(GlassloopError, match="the adapter was unloaded meanwhile"):
+                next(logits_after(adapted.engine, run.prompt_ids, 0, None, stale))
+            with pytest.raises(GlassloopError, match="the adapter was unloaded meanwhile"):
+                adapted._rows.row(run.prompt_ids + run.token_ids[:2], None, stale)
+        stale = number
+        sizes.add(len(adapted.transformer.adapters.loaded))
+        adapted.unload_adapter("turning")
+    assert len(sizes) == 1
 
 
 @pytest.mark.parametrize(

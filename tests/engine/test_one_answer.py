@@ -85,6 +85,7 @@ class _Adversary:
     """Guesses at random, always as many as it may."""
 
     name = "lookup"
+    is_own = True
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -100,6 +101,7 @@ class _Oracle:
     """Knows what will come, but for a slip now and then: guesses long and mostly right."""
 
     name = "lookup"
+    is_own = True
 
     def __init__(self, rng: np.random.Generator, prompt_length: int, expected: list[int]) -> None:
         self._rng, self._prompt_length, self._expected = rng, prompt_length, expected

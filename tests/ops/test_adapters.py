@@ -97,7 +97,7 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
         model.load_adapter(replace(adapter, embedding=np.zeros(1 + model.config.dim, np.float32)))
 
 
-def test_an_unloaded_adapter_keeps_its_number(adapted):
+def test_the_number_of_an_unloaded_adapter_is_used_again_and_the_others_keep_theirs(adapted):
     model, adapter = adapted
     other = random_adapter(np.random.default_rng(8), model.config, "other")
     number = model.load_adapter(other)
@@ -105,7 +105,7 @@ def test_an_unloaded_adapter_keeps_its_number(adapted):
     before = Branches(model, 64).forward(work, True, [number] * 4)
     model.unload_adapter(1)
     assert Branches(model, 64).forward(work, True, [number] * 4).tobytes() == before.tobytes()
-    assert model.load_adapter(adapter) == number + 1
+    assert model.load_adapter(adapter) == 1 and model.load_adapter(adapter) == number + 1
     assert Branches(model, 64).forward(work, True, [number] * 4).tobytes() == before.tobytes()
 
 

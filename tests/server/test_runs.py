@@ -230,6 +230,31 @@ def test_stop_ends_it_at_once_and_it_can_go_on(server):
     assert server.post(f"/api/runs/{begun['id']}/stop").status_code == 200  # nothing to stop is no error
 
 
+def test_each_sample_pauses_after_as_many_tokens_and_goes_on_by_itself(server, llm):
+    options = {"seed": 5, "n": 3, "max_tokens": 9, "ignore_eos": True}
+    begun = start(server, sampling=options, pause_after=5)
+    runs = [finished(server, each["id"]) for each in begun]
+    assert [len(run["tokens"]) for run in runs] == [5, 5, 5]
+    assert {run["status"] for run in runs} == {"paused"}
+    server.post(f"/api/runs/{runs[1]['id']}/step", {"tokens": None})
+    whole = llm.generate(FRANCE, Sampling(**options)).samples
+    assert [t["id"] for t in finished(server, runs[1]["id"])["tokens"]] == whole[1].token_ids
+    assert len(server.get(f"/api/runs/{runs[0]['id']}").json()["tokens"]) == 5
+
+
+def test_stopping_one_sample_stops_no_other(server, llm):
+    options = {"seed": 5, "n": 3, "max_tokens": 150, "ignore_eos": True}
+    begun = start(server, sampling=options)
+    list(events(server, f"/api/runs/{begun[1]['id']}/events", most=4))
+    stopped = server.post(f"/api/runs/{begun[1]['id']}/stop").json()
+    assert stopped["status"] == "paused" and stopped["usage"]["completion_tokens"] < 150
+    server.post(f"/api/runs/{begun[1]['id']}/step", {"tokens": None})  # while the others may still run
+    whole = llm.generate(FRANCE, Sampling(**options)).samples
+    for each, expected in zip(begun, whole, strict=True):
+        run = finished(server, each["id"])
+        assert run["status"] == "done" and [t["id"] for t in run["tokens"]] == expected.token_ids
+
+
 def test_explanations_are_of_what_happened_and_of_what_then_happens(server, llm):
     options = {"seed": 11, "max_tokens": 6, "temperature": 1.3, "top_k": 40, "repetition_penalty": 1.2}
     run = finished(server, start(server, sampling=options)[0]["id"])

@@ -80,7 +80,7 @@ def explain(
     Any option of generate makes it a what-if question: with --temperature 0.3, for example, it says which
     token the same luck would have chosen.
     """
-    from glassloop.cli.kept import count_forks, find_run, load, model_of
+    from glassloop.cli.kept import find_run, load, model_of
     from glassloop.cli.naming import find_place
     from glassloop.cli.terminal import print_json, print_notes, quoted, visible
     from glassloop.engine.replay import check_run, token_at
@@ -102,8 +102,6 @@ def explain(
     else:
         of, pieces = "answer", [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
     at = find_place(step, pieces, f"the {of}", "--step")
-    if not in_prompt:
-        count_forks(run, at)
     asked_pass: dict[str, Any] = {} if number is None else {"number": number}
     told = llm.explain(
         run, at, of=of, luck="new" if new_luck else "same", shown=shown, **asked_pass, **overrides

@@ -86,7 +86,7 @@ def fork(
     The fork has the options and the luck of the run, except for what is given. If nothing is given, it has
     new luck.
     """
-    from glassloop.cli.kept import count_forks, drafter, find_run, load, load_upstream, model_of
+    from glassloop.cli.kept import drafter, find_run, load, load_upstream, model_of
     from glassloop.cli.naming import find_place, forms, token_named
     from glassloop.decode.plugins import plugin_notes
 
@@ -118,7 +118,6 @@ def fork(
         if chosen is None:
             problem = f"--token is {token!r}; a single token of {llm.name} is expected"
             raise TextError(f"{problem}; --text takes any text")
-    count_forks(run, place)
     request = llm.prepare_fork(run, place, token=chosen, text=text, **overrides)
     print_notes(plugin_notes(run.plugins))
     print_runs(llm, request, json_output, trace, show, store)

@@ -128,17 +128,6 @@ def beam_pieces(name: str, run: Run) -> Callable[[int], str]:
     return lambda token: known.get(token, f"<{token}>")
 
 
-def count_forks(run: Run, at: int) -> None:
-    """Counts the forks of a run at a place that are in the store, so that the next one has other luck. The
-    record of a run has only the forks that were made before it was written."""
-    from glassloop.decode.luck import fork_salt
-
-    position = len(run.prompt_ids) + at
-    used = {child.salt for child in run.children if child.fork_at == at}
-    while fork_salt(run.salt, position, run.forks.get(position, 0) + 1) in used:
-        run.forks[position] = run.forks.get(position, 0) + 1
-
-
 def keep(runs: list[Run]) -> bool:
     """Writes runs to the user's store and returns whether that worked. A failure is a notice, not an error:
     the text has been printed already."""

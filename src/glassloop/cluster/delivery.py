@@ -20,10 +20,10 @@ class Delivery:
         return made_token(data, self._pieces, run.sample)
 
     def prompt(self, records: list[TokenData], runs: list[Run], first: Run) -> None:
-        """Gives the records of the prompt to all runs that have none."""
+        """Gives the records of the prompt to all runs that have none, or not all of them."""
         made = [self.token(each, first) for each in records]
         for run in runs:
-            run.prompt_tokens = run.prompt_tokens or made
+            run.prompt_tokens = max(run.prompt_tokens, made, key=len)
 
     def finish(self, run: Run, end: End) -> None:
         run.tail, run.error, run.beams = end.tail, end.error, end.beams
@@ -50,5 +50,5 @@ def held_back(request: Request, run: Run) -> str:
     string."""
     text = BranchText(request.compiled)
     for token in run.tokens:
-        text.feed(token.bytes)
+        text.feed(token.bytes, may_stop=False)
     return text.flush()

@@ -56,8 +56,8 @@ class EngineDeployment:
     async def start(self, job: Job) -> None:
         await self._replica.start(job)
 
-    async def cancel(self, route: Route, key: str, session: str) -> None:
-        self._replica.cancel(key, session)
+    async def cancel(self, route: Route, key: str, session: str, run: int | None = None) -> None:
+        self._replica.cancel(key, session, run)
 
     async def open(self, route: Route, session: str) -> AsyncIterator[Part]:
         async for bulletin in self._replica.open(session):

@@ -47,7 +47,7 @@ class Diffusing:
     def __init__(self, calls: Calls, delivery: Delivery) -> None:
         self._calls = calls
         self._delivery = delivery
-        self._open: dict[Request, list[asyncio.Task[None]]] = {}
+        self._open: dict[Request, dict[Run, asyncio.Task[None]]] = {}
 
     @property
     def requests(self) -> list[Request]:
@@ -55,13 +55,15 @@ class Diffusing:
         return list(self._open)
 
     def add(self, request: DiffusionRequest, needs: Needs) -> None:
-        self._open[request] = [
-            asyncio.create_task(self._write(request, run, needs)) for run in list(request.runs)
-        ]
+        self._open[request] = {
+            run: asyncio.create_task(self._write(request, run, needs)) for run in request.runs
+        }
 
-    def cancel(self, request: Request) -> None:
-        for task in self._open.get(request, ()):
-            task.cancel()
+    def cancel(self, request: Request, run: Run | None = None) -> None:
+        """Ends a request, or one run of it."""
+        for own, task in self._open.get(request, {}).items():
+            if run is None or run is own:
+                task.cancel()
 
     async def _write(self, request: DiffusionRequest, run: Run, needs: Needs) -> None:
         def on_event(data: bytes) -> None:
@@ -111,7 +113,8 @@ def _question(request: DiffusionRequest, run: Run, needs: Needs) -> Question:
     known = RunSoFar(run.seed, run.salt, run.sample, run.sampling, ())
     args = (list(run.prompt_ids), request.sampling, known, request.options, request.mask.sha256)
     route = Route(tuple(run.prompt_ids), needs=needs)
-    return Question(dumps((write_run, args, {})), None, is_long=True, has_events=True, route=route)
+    call = dumps((write_run, args, {}))
+    return Question(call, None, is_long=True, has_events=True, owner=request.owner, route=route)
 
 
 def write_run(

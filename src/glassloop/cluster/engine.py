@@ -23,6 +23,7 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.llm import LLM
 from glassloop.engine.masked import Mask
+from glassloop.engine.owner import current_owner
 from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from glassloop.trace.verdict import Verdict
 
 T = TypeVar("T")
+_FORGET_SECONDS = 10.0  # that replicas have to forget a run
 _LOOK_UP = 0.1  # seconds between two looks at the deadline of a question
 
 
@@ -149,11 +151,18 @@ class ClusterEngine(Engine):
         adapter = None if name is None else (name, run.adapters[name])
         self._fleet.submit(request, Needs(self.identity, adapter))
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        self._fleet.cancel(request, wait)
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        if run is None or request.sampling.beam_width > 1:
+            self._fleet.cancel(request, wait)
+        else:
+            self._fleet.cancel_run(request, run)
+
+    def check_may_wait(self) -> None:
+        self._fleet.check_may_wait()
 
     def complete(self, request: Request) -> Run:
         """Computes a request and returns its first run."""
+        self.check_may_wait()
         ended = Event()
         request.listener = lambda run, token: ended.set() if token is None and request.ended else None
         self.submit(request)
@@ -164,6 +173,22 @@ class ClusterEngine(Engine):
             raise
         raise_error(request.runs[0])
         return request.runs[0]
+
+    def forget(self, run: Run) -> None:
+        """Asks every replica to forget a run. One that does not answer soon is taken for dead, and has
+        forgotten everything."""
+        self.check_may_wait()
+        call = dumps((_forget, (run,), {}))
+        asked = [
+            self._fleet.ask(Question(call, _FORGET_SECONDS, route=Route(only=name)))
+            for name in self._board.usable()
+        ]
+        until = time.monotonic() + _FORGET_SECONDS
+        for answer in asked:
+            try:
+                answer.result(max(0.0, until - time.monotonic()))
+            except (NotYet, Unavailable):
+                answer.cancel()
 
     def fork(self, run: Run, at: int, **options: Any) -> Run:
         return self.complete(self.prepare_fork(run, at, **options))
@@ -217,6 +242,7 @@ class ClusterEngine(Engine):
     ) -> Any:
         """Calls a function on a replica: one where the tokens of its arguments may be cached. Not for an
         event loop."""
+        self.check_may_wait()
         if deadline is not None:
             deadline.check()
         question = Question(
@@ -224,6 +250,7 @@ class ClusterEngine(Engine):
             None if deadline is None else deadline.seconds,
             is_long,
             on_event is not None,
+            current_owner(),
             self._route((*args, *options.values())),
         )
         tell = None if on_event is None else lambda event: on_event(loads(event, self))
@@ -307,6 +334,10 @@ class _Lenses:
 
 def _read_lens(llm: LLM, name: str, *args: Any, deadline: Deadline | None) -> Any:
     return getattr(llm.lens, name)(*args, deadline=deadline)
+
+
+def _forget(llm: LLM, run: Run, *, deadline: Deadline | None) -> None:
+    llm.forget(run)
 
 
 def _mask_of(llm: LLM, *, deadline: Deadline | None) -> Mask:

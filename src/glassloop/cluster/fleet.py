@@ -28,6 +28,7 @@ from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.protocol import Handover
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
+from glassloop.trace.run import Run
 from glassloop.trace.token import Pieces
 
 _LOG = logging.getLogger(__name__)
@@ -92,6 +93,18 @@ class Fleet:
         if wait and threading.current_thread() is not self._thread:
             with suppress(RuntimeError):
                 self.call(self._gone(request)).result()
+
+    def cancel_run(self, request: Request, run: Run) -> None:
+        """Ends one run of a request, which is no beam search, soon."""
+        self._post(self._cancel_run, request, run)
+
+    def check_may_wait(self) -> None:
+        """Raises on the fleet's own thread, on which listeners are called."""
+        if threading.current_thread() is self._thread:
+            raise GlassloopError(
+                "a call that waits for the engine was made on the engine's thread, by a listener; it is"
+                " expected on another thread"
+            )
 
     def ask(self, question: Question, on_event: OnEvent | None = None) -> Future[bytes]:
         """Returns the answer of some replica. If one dies meanwhile, another is asked. `on_event` is called
@@ -162,6 +175,10 @@ class Fleet:
     def _cancel(self, request: Request) -> None:
         self._diffusing.cancel(request)
         self._streams.cancel(request, at_once=self._closing)
+
+    def _cancel_run(self, request: Request, run: Run) -> None:
+        self._diffusing.cancel(request, run)
+        self._streams.cancel_run(request, run)
 
     async def _gone(self, request: Request) -> None:
         """Waits until nothing is computed for a request."""

@@ -30,6 +30,7 @@ from glassloop.cluster.session import Session
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM
+from glassloop.engine.owner import owned_by
 from glassloop.engine.request import Request
 from glassloop.engine.tree import Node
 from glassloop.errors import GlassloopError
@@ -85,11 +86,11 @@ class Replica:
                 self.llm.cancel(request)
             session.forget(job.key)
 
-    def cancel(self, key: str, session: str) -> None:
-        """Ends a job where it is. The ingress is told what it has."""
+    def cancel(self, key: str, session: str, run: int | None = None) -> None:
+        """Ends a job, or the run at this place of it, where it is. The ingress is told what it has."""
         request = self._session(session).requests.get(key)
         if request is not None:
-            self.llm.cancel(request)
+            self.llm.cancel(request, run=None if run is None else request.runs[run])
 
     async def open(self, session: str) -> AsyncIterator[Bulletin]:
         """Yields what an ingress has to know, until it opens the next stream or some seconds have passed."""
@@ -190,13 +191,14 @@ class Replica:
             run = llm.new_run(
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
+            run.id = each.id or run.id
             run.tokens = [self._known(token) for token in each.tokens]
             if each.revision is not None:
                 told = each.revision
                 run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]
                 run.fork_at, run.revised, run.forks = told.fork_at, told.revised, dict(told.forks)
             if job.scored:
-                run.prompt_tokens = [self._known(prompt[-1])]
+                run.prompt_tokens = [self._known(id) for id in prompt[1:]]
             run.samples = runs
             runs.append(run)
         built = llm.build(job.sampling)
@@ -209,6 +211,7 @@ class Replica:
             forced=list(job.forced),
             pause=job.pause,
             drafts=drafts,
+            owner=job.owner,
             built=built,
         )
         request.arrived = perf_counter() - job.elapsed
@@ -223,7 +226,8 @@ class Replica:
         function, args, options = loads(question.call, self.llm)
         if question.has_events:
             options["on_event"] = tell
-        return dumps(function(self.llm, *args, deadline=deadline, **options))
+        with owned_by(question.owner):
+            return dumps(function(self.llm, *args, deadline=deadline, **options))
 
 
 def _most_tokens(llm: LLM) -> int:

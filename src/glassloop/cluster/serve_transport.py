@@ -26,8 +26,8 @@ class ServeTransport:
     async def start(self, job: Job) -> None:
         await _result(self._handle.start.remote(job))
 
-    async def cancel(self, replica: str, key: str, session: str) -> None:
-        await _result(self._handle.cancel.remote(Route(only=replica), key, session))
+    async def cancel(self, replica: str, key: str, session: str, run: int | None = None) -> None:
+        await _result(self._handle.cancel.remote(Route(only=replica), key, session, run))
 
     def ask(self, question: Question) -> AsyncIterator[Reply]:
         return _items(self._streaming.ask.remote(question))

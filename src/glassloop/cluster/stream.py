@@ -31,6 +31,7 @@ class Stream:
         self.cancelled = False
         self.ending: asyncio.Task[None] | None = None  # waits for the texts of a cancelled beam search
         self.deaths = 0  # replicas that have died with it since it was last told of
+        self.over: set[Run] = set()  # runs whose end this stream has told
         self.waiting: list[News] = []  # of a beam search, which is delivered as a whole
         self._kept = kept
         self._before: dict[Run, Facts] = {}  # what earlier attempts have counted
@@ -46,8 +47,13 @@ class Stream:
         return self.request.sampling.beam_width > 1
 
     @property
+    def open_runs(self) -> list[Run]:
+        """The runs that have not ended. One that has may be continued by another stream already."""
+        return [run for run in self.runs if run.finish_reason is None and run not in self.over]
+
+    @property
     def ended(self) -> bool:
-        return all(run.finish_reason is not None for run in self.runs)
+        return not self.open_runs
 
     def job(self, session: str) -> Job:
         """Returns the job that continues the runs from the tokens that have been delivered."""
@@ -60,15 +66,18 @@ class Stream:
             prompt_ids=tuple(request.prompt_ids),
             sampling=request.sampling,
             runs=tuple(
-                RunSoFar(run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids), _revision(run))
+                RunSoFar(
+                    run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids), _revision(run), run.id
+                )
                 for run in self.runs
             ),
             forced=tuple(request.forced[delivered:]),
-            scored=bool(first.prompt_tokens),
+            scored=len(first.prompt_tokens) >= len(first.prompt_ids) - 1,
             pause=request.pause,
             drafts=request.drafts,
             priority=request.priority,
             elapsed=request.seconds,
+            owner=request.owner,
             route=Route(ids, needs=self.needs, key=self.key),
         )
 
@@ -94,18 +103,19 @@ class Stream:
         """Takes back what the replica would have taken back after the tokens that it has told, if it died
         before it could tell that. Returns the runs that have ended by it, with their events."""
         made = []
-        for run in list(self.runs):
-            at = None if run.finish_reason is not None else place_to_take_back(run, settled(run))
+        for run in self.open_runs:
+            at = place_to_take_back(run, settled(run))
             if at is not None:
                 made.append((run, self.take_back(run, at, salt_after(run, at))))
         return made
 
-    def take_back(self, run: Run, to: int, salt: int) -> TakenBack:
-        """Ends a run whose last tokens are taken back. Another one with the first `to` of them continues in
-        its place; the event that tells of it is returned."""
+    def take_back(self, run: Run, to: int, salt: int, id: str | None = None) -> TakenBack:
+        """Ends a run whose last tokens are taken back. Another one with the first `to` of them, which has
+        this id on the replica, continues in its place; the event that tells of it is returned."""
         position = len(run.prompt_ids) + to
-        run.forks[position] = run.forks.get(position, 0) + 1
+        run.forks.setdefault(position, 1)
         made = run.revise(to, salt)
+        made.id = id or made.id
         run.tail = held_back(self.request, run)
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"
         runs = self.request.runs
@@ -124,9 +134,8 @@ class Stream:
             return [self.runs]
         groups: dict[int, list[Run]] = {}
         most = len(self.request.forced)
-        for run in self.runs:
-            if run.finish_reason is None:
-                groups.setdefault(min(most, len(run.tokens) - self._kept[run]), []).append(run)
+        for run in self.open_runs:
+            groups.setdefault(min(most, len(run.tokens) - self._kept[run]), []).append(run)
         return list(groups.values())
 
 

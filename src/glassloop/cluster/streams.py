@@ -23,10 +23,11 @@ from glassloop.cluster.messages import Gone, Job, Needs, News
 from glassloop.cluster.stream import Stream
 from glassloop.cluster.transport import Transport
 from glassloop.decode.stop import Ending
+from glassloop.engine.loop import computes
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.task import CANCELLED
-from glassloop.trace.run import Move
+from glassloop.trace.run import Move, Run
 
 _RETRY = 0.5  # seconds before a replica that could not be reached is tried again
 _KEPT = 1000  # hand-overs that are remembered
@@ -55,6 +56,7 @@ class Streams:
         self._patience = patience
         self._open: dict[str, Stream] = {}  # by the key of their job
         self._of_request: dict[Request, list[Stream]] = {}
+        self._telling: set[asyncio.Task[None]] = set()  # of replicas, that a run has ended
         self.handovers: deque[Handover] = deque(maxlen=_KEPT)
 
     @property
@@ -227,7 +229,7 @@ class Streams:
     def _deliver(self, stream: Stream, news: News) -> None:
         """Adds tokens to a run and tells the listener."""
         request, run = stream.request, stream.runs[news.run]
-        if run.finish_reason is not None:
+        if run.finish_reason is not None or run in stream.over:
             return
         stream.count(run, news.facts)
         if news.prompt:
@@ -241,6 +243,7 @@ class Streams:
             if place == len(news.tokens) and news.end is not None:
                 # As in an engine: a run has ended when its last token is told.
                 self._delivery.finish(run, news.end)
+                stream.over.add(run)
                 self._let_go(stream)
             request.tell(run, token)
         if news.taken_back is not None:
@@ -248,6 +251,7 @@ class Streams:
         if news.end is not None:
             if not news.tokens:
                 self._delivery.finish(run, news.end)
+                stream.over.add(run)
                 self._let_go(stream)
             request.tell(run, None)
 
@@ -262,6 +266,9 @@ class Streams:
         """Delivers the result of a beam search, all runs at once."""
         request = stream.request
         ends = {news.run: news.end for news in stream.waiting if news.end is not None}
+        for news in stream.waiting:
+            if news.prompt:
+                self._delivery.prompt(news.prompt, stream.runs, stream.runs[news.run])
         request.drop_runs(sum(not end.dropped for end in ends.values()))
         for place, run in enumerate(stream.runs):
             if ends[place].dropped:
@@ -294,6 +301,28 @@ class Streams:
             else:
                 self._end_here(stream, CANCELLED)
 
+    def cancel_run(self, request: Request, run: Run) -> None:
+        """Ends one run of a request as cancelled."""
+        for stream in list(self._of_request.get(request, ())):
+            place = next((at for at, own in enumerate(stream.runs) if computes(own, run)), None)
+            if place is None or stream.runs[place] not in stream.open_runs:
+                continue
+            run = stream.runs[place]
+            if stream.replica is not None:
+                told = asyncio.create_task(self._cancel_there(stream.replica, stream.key, place))
+                self._telling.add(told)
+                told.add_done_callback(self._telling.discard)
+            run.tail = held_back(request, run)
+            run.finish_reason, run.stop_reason = CANCELLED
+            stream.over.add(run)
+            self._let_go(stream)
+            request.tell(run, None)
+
+    async def _cancel_there(self, replica: str, key: str, place: int) -> None:
+        """Lets a replica stop computing a run; if it does not hear of that, what it tells is ignored."""
+        with suppress(Gone):
+            await self._transport.cancel(replica, key, self._session, place)
+
     async def _cancel_beams(self, stream: Stream, replica: str) -> None:
         with suppress(Gone, TimeoutError):
             async with asyncio.timeout(2.0):
@@ -306,7 +335,7 @@ class Streams:
     def _end_here(self, stream: Stream, ending: Ending) -> None:
         """Ends the runs of a stream with the tokens that have been delivered."""
         self._forget(stream)
-        open_runs = [run for run in stream.runs if run.finish_reason is None]
+        open_runs = stream.open_runs
         for run in open_runs:
             if not stream.is_beam:
                 run.tail = held_back(stream.request, run)
@@ -321,11 +350,11 @@ class Streams:
 
     def _fail_open(self, stream: Stream, error: Exception) -> None:
         """Ends the runs of a stream that have not ended with an error."""
-        for run in stream.runs:
-            if run.finish_reason is None:
-                run.error = error
+        for run in stream.open_runs:
+            run.error = error
         self._end_here(stream, Ending("error", str(error)))
 
     def _close(self, request: Request) -> None:
-        if request.ended:
+        """Forgets a request that no open stream computes."""
+        if all(stream.key not in self._open for stream in self._of_request.get(request, ())):
             self._of_request.pop(request, None)

@@ -15,7 +15,8 @@ class Transport(Protocol):
         """Computes a job on a replica of the router's choice; returns when it has ended. If the caller stops
         waiting, the job is cancelled."""
 
-    async def cancel(self, replica: str, key: str, session: str) -> None: ...
+    async def cancel(self, replica: str, key: str, session: str, run: int | None = None) -> None:
+        """Ends a job, or the run at this place of it."""
 
     def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]: ...
 

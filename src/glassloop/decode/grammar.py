@@ -92,7 +92,11 @@ class Grammar:
 class _Budget:
     """The processor time that all branches of a request have for their grammar. An ambiguous grammar takes
     longer with each token, and all requests in the batch wait for it. The longest time is not counted: a
-    virtual machine may count time as the processor's in which it stood still."""
+    virtual machine may count time as the processor's in which it stood still.
+
+    It is time because llguidance does not tell how many steps it took; only those of one token are limited,
+    by `trial.LIMITS`. So whether a request ends with this error may depend on the machine; its tokens never
+    do."""
 
     def __init__(self) -> None:
         self._left = _AT_ONCE

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
-from glassloop.diffuse.hole import fill_holes
+from glassloop.diffuse.hole import fill_holes, hole_record
+from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -82,7 +83,8 @@ def fill_place(
             data = llm.tokenizer.token_bytes(chosen.id)
             run.tokens.append(Token(chosen, characters.feed(data), data, llm.piece, "mask", sample=number))
         run.tail = characters.flush()
-        run.diffusion, run.passes = diffusion.to_dict(), hole.passes
+        run.diffusion = hole_record(diffusion, llm.mask, after)
+        run.passes = hole.passes
         run.finish_reason, run.stop_reason = "length", "the hole is full"
         work.sampled += hole.rows
         made.append(run)
@@ -132,12 +134,11 @@ def look(
                 [(ids[at], *asked.get(at, ())) for at in masked], top, work.llm.transformer.ops.rows
             )
             task = _task(work, run, masked, min(masked[-1] + 1 + SEEN_AFTER, len(ids)), reader)
-            work.llm.engine.submit(task)
             work.scored += len(task.branch.kept) + len(masked)
             tasks.append((task, reader, masked))
     made: dict[int, Surprise] = {}
-    for task, reader, masked in tasks:
-        task.wait()
+    compute_all(work.llm.engine, [task for task, _, _ in tasks])
+    for _, reader, masked in tasks:
         made.update(zip(masked, reader.bits, strict=True))
     return made
 

@@ -17,6 +17,11 @@ from glassloop.model.transformer import Transformer
 from glassloop.shown import shown
 
 
+class AdapterNumber(int):
+    """The number of an adapter in a batch. When the adapter is unloaded another one may get the same number,
+    so each load has an object of its own, and who has an old one is told by that."""
+
+
 class LoadedAdapter(NamedTuple):
     number: int  # of the rows on which it acts
     sha256: str  # of its files
@@ -41,8 +46,8 @@ class Adapters:
         """Unloads the retired adapters that none of these tasks uses: those that have not ended."""
         used = {branch.adapter for task in tasks for branch in task.branches}
         for number in self.retired - used:
+            self._tree.forget(number)  # before another adapter can get its number
             self._transformer.unload_adapter(number)
-            self._tree.forget(number)
         self.retired &= used
 
     def number_of(self, request: Request) -> int:
@@ -56,6 +61,6 @@ class Adapters:
         return adapter.number
 
     def check_number(self, number: int) -> None:
-        """Raises if the adapter with this number is not loaded any more."""
-        if number and number not in [adapter.number for adapter in self.loaded.values()]:
+        """Raises if the adapter that this number was given for is not loaded any more."""
+        if number and not any(adapter.number is number for adapter in self.loaded.values()):
             raise GlassloopError("the adapter was unloaded meanwhile")

@@ -42,6 +42,14 @@ class Branch:
             tree.release(self.path)
             self.path = None
 
+    def go_back(self, tree: KVTree, length: int) -> None:
+        """Takes back all tokens but the first `length`. The rest is looked up in the tree anew: pages that it
+        sees again through a window may be gone."""
+        del self.tokens[length:]
+        self.recorded = length
+        self.leave(tree)
+        self.enter(tree)
+
     def drop_rejected(self, tree: KVTree) -> None:
         """Gives back the rows of draft tokens that were not accepted: the last token is not computed yet."""
         if self.path is not None and self.path.length >= len(self.tokens):
@@ -64,11 +72,12 @@ class BranchText:
         self._fed = 0
         self.ending: Ending | None = None
 
-    def feed(self, data: bytes) -> str:
-        """Adds the bytes of a token and returns the text that has become certain."""
+    def feed(self, data: bytes, may_stop: bool = True) -> str:
+        """Adds the bytes of a token and returns the text that has become certain. With `may_stop` false, a
+        stop string that ends in it is text like any other: the token is known already, and others follow."""
         self._fed += 1
         if self._stops is not None:
-            fed = self._stops.feed(data, self._fed > self._min_tokens)
+            fed = self._stops.feed(data, may_stop and self._fed > self._min_tokens)
             data = fed.data
             if fed.stop:
                 self.ending = Ending("stop", fed.stop)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from glassloop.decode.luck import fork_salt
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import CONTINUE, FORK
+from glassloop.engine.branching import branch, new_luck
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
-from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.shown import shown
-from glassloop.trace.run import Run
+from glassloop.trace.run import Run, check_place
 
 if TYPE_CHECKING:
     from glassloop.engine.request_maker import RequestMaker
@@ -30,81 +32,68 @@ def fork_request(
 ) -> Request:
     """Returns the request of `LLM.fork`."""
     check_continuable(llm, run)
-    check_place(run, at, token, text)
-    before, options = fork_options(run, sampling, overrides)
-    if options.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a fork continues one branch, so 1 is expected")
-    check_stages(options, run.plugins)
+    check_change(run, at, token, text)
+    options, changed = fork_options(run, at, sampling, overrides)
+    drawn = run.drawn_with(at)
+    check_stages(options, drawn.plugins)
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
     llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
+    if not forced and at >= options.max_tokens:
+        kept = f"is {options.max_tokens}, and the fork keeps {at} tokens"
+        raise SamplingError.about("max_tokens", f"{kept}; at least {at + 1} is expected")
+    built = llm.build(options)
     # Change one thing at a time: a fork that changes something keeps the luck; else the luck is what changes.
-    position = len(run.prompt_ids) + at
-    salt, ordinal = run.salt, run.forks.get(position, 0)
-    same = replace(options, n=before.n, beam_width=before.beam_width, timeout=before.timeout) == before
-    if not forced and same:
-        ordinal += 1
-        salt = fork_salt(run.salt, position, ordinal)
-    run.forks[position] = ordinal + options.n - 1
-
+    if forced or changed:
+        salts = [drawn.salt, *(new_luck(run, at, options.n - 1) if options.n > 1 else ())]
+    else:
+        salts = new_luck(run, at, options.n)
     reason = "edited" if text is not None else "forced" if token is not None else "sampled"
 
     def make(seed: int, number: int) -> Run:
-        own = salt if number == 0 else fork_salt(run.salt, position, ordinal + number)
-        made = _copy_start(llm, run, at, options, seed, own, reason)
-        made.sample = number
-        return made
+        salt = salts[number]
+        return branch(llm, run, at, options, built, seed=seed, salt=salt, reason=reason, sample=number)
 
     runs = runs_of(options, make)
-    built = llm.build(options)
     return Request(
         run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep, built=built
     )
 
 
-def check_place(run: Run, at: int, token: int | str | None, text: str | None) -> None:
+def check_change(run: Run, at: int, token: int | str | None, text: str | None) -> None:
     """Raises unless a run can be forked at a place, with a token or a text or neither."""
-    if not 0 <= at <= len(run.tokens):
-        raise GlassloopError.about(
-            "at", f"is {at}; a number of tokens from 0 to {len(run.tokens)} is expected"
-        )
+    check_place(at, len(run.tokens))
     if token is not None and text is not None:
         raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
+    if text is not None and not isinstance(text, str):
+        raise TextError.about("text", f"is {shown(text)}; a text is expected")
 
 
-def fork_options(run: Run, sampling: Sampling | None, overrides: dict[str, Any]) -> tuple[Sampling, Sampling]:
-    """Returns the options of a run with its seed, and those of a fork of it."""
-    before = replace(run.sampling, seed=run.seed)
-    options = sampling or before
+def fork_options(
+    run: Run, at: int, sampling: Sampling | None, overrides: Mapping[str, Any]
+) -> tuple[Sampling, bool]:
+    """Returns the options of a fork at a place of a run, and whether they change what that place has."""
+    before = run.options_at(at).sampling
+    options = before if sampling is None else sampling
+    if not isinstance(options, Sampling):
+        raise SamplingError.about("sampling", f"is {shown(options)}; a Sampling is expected")
     if overrides:
         options = options.changed(overrides)
-    return before, options if options.seed is not None else replace(options, seed=run.seed)
+    FORK.check(options, replace(before, beam_width=1))
+    if options.seed is None:
+        options = replace(options, seed=before.seed)
+    same = {name: getattr(before, name) for name in ("n", "beam_width", "timeout")}  # change no choice
+    return options, replace(options, **same) != before
 
 
-def forked_run(llm: RequestMaker, run: Run, at: int, *, new_luck: bool) -> Run:
+def forked_run(llm: RequestMaker, run: Run, at: int, *, is_edit: bool) -> Run:
     """Returns a run that begins with the first `at` tokens of another run of this model and has its options:
-    with new luck, or with the same."""
-    position, salt = len(run.prompt_ids) + at, run.salt
-    if new_luck:
-        run.forks[position] = ordinal = run.forks.get(position, 0) + 1
-        salt = fork_salt(run.salt, position, ordinal)
-    made = _copy_start(llm, run, at, run.sampling, run.seed, salt, "sampled" if new_luck else "edited")
-    made.samples = [made]
-    return made
-
-
-def _copy_start(
-    llm: RequestMaker, run: Run, at: int, options: Sampling, seed: int, salt: int, reason: str
-) -> Run:
-    """Returns a fork of a run with its first `at` tokens."""
-    made = llm.new_run(run.prompt_ids, options, seed, salt=salt, prompt=run.prompt, sample=0)
-    made.messages = run.messages
-    made.adapters = run.adapters | made.adapters
-    made.tokens = list(run.tokens[:at])
-    if options.prompt_logprobs == run.sampling.prompt_logprobs:
-        made.prompt_tokens = list(run.prompt_tokens)
-    made.descend(run, at, reason)
-    return made
+    with the same luck if it continues with a text that is given, else with new luck."""
+    drawn = run.options_at(at)
+    salt = drawn.salt if is_edit else new_luck(run, at)[0]
+    reason = "edited" if is_edit else "sampled"
+    built = llm.build(drawn.sampling)
+    return branch(llm, run, at, drawn.sampling, built, seed=drawn.seed, salt=salt, reason=reason)
 
 
 def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> Request:
@@ -115,14 +104,20 @@ def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> R
     """
     check_continuable(llm, run)
     sampling = run.sampling
-    if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a beam search cannot be continued")
+    CONTINUE.check_recorded(sampling)
+    if not run.cut_short:
+        ended = f"{run.id} ended by {run.finish_reason} ({run.stop_reason})"
+        raise TraceError.about(
+            "run", f"{ended}; an interrupted one is expected (a fork can go on from its end)"
+        )
     check_stages(sampling, run.plugins)
-    llm.check_length(len(run.prompt_ids) + len(run.tokens))
+    llm.check_length(len(run.prompt_ids) + len(run.tokens) + len(run.pending))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
     own = replace(sampling, n=1, timeout=min(limits, default=None))
     built = llm.compile(own)
-    return Request(run.prompt_ids, own, [run], drafts=llm.drafts, keep=llm.keep, built=built)
+    return Request(
+        run.prompt_ids, own, [run], forced=list(run.pending), drafts=llm.drafts, keep=llm.keep, built=built
+    )
 
 
 def _forced(llm: RequestMaker, token: int | str | None, text: str | None) -> list[int]:

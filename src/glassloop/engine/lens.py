@@ -192,7 +192,7 @@ class Lenses:
         llm, (ids, at) = self._llm, self._place(text, token)
         seen, count = ids[: at + 1], len(llm.config.layers)
         each = max(1, _KEYS // len(seen))
-        parts, adapter = [], self._adapter(text)
+        parts, adapter = [], self._adapter(text, at)
         for first in range(0, count, each):
             compute = partial(self._lens.attention, layers=range(first, min(first + each, count)))
             parts.append(computed_after(llm.engine, seen, at, compute, deadline, adapter))
@@ -205,7 +205,7 @@ class Lenses:
         _check_count(count)
         llm, (ids, at) = self._llm, self._place(text, token)
         ops = llm.transformer.ops.rows
-        compute, adapter = self._lens.layers, self._adapter(text)
+        compute, adapter = self._lens.layers, self._adapter(text, at)
         logits: Float32 = computed_after(llm.engine, ids[: at + 1], at, compute, deadline, adapter)
         given = at + 1 < len(ids)
         follows = ids[at + 1] if given else int(ops.highest(logits[-1], 1)[0][0])
@@ -247,9 +247,13 @@ class Lenses:
         ids, at = self._place(text, token)
         return self.neighbours(ids[at], count, deadline=deadline)
 
-    def _adapter(self, text: Text) -> int:
-        """Returns the number of the adapter that a run was made with."""
-        return self._llm.adapter_number(text.sampling.adapter) if isinstance(text, Run) else 0
+    def _adapter(self, text: Text, at: int) -> int:
+        """Returns the number of the adapter that the token after this place of a run was drawn with."""
+        if not isinstance(text, Run):
+            return 0
+        following = at + 1 - len(text.prompt_ids)
+        drawn = text.drawn_with(following).sampling if following >= 0 else text.sampling
+        return self._llm.adapter_number(drawn.adapter)
 
     def _mean(self, ids: Sequence[int], deadline: Deadline | None) -> Float32:
         """Returns the mean of some tokens' embeddings, each of length one. [dim]"""

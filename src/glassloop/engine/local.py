@@ -16,7 +16,7 @@ import numpy as np
 
 from glassloop.decode.defaults import default_sampling, with_defaults
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.adapters import LoadedAdapter
+from glassloop.engine.adapters import AdapterNumber, LoadedAdapter
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow
 from glassloop.engine.logits import RowCache, logits_after
@@ -99,6 +99,8 @@ class LocalEngine(Engine):
         loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
         self._rows = RowCache(self.engine)
+        if self.store is not None:
+            self.store.on_removal(weakref.WeakMethod(self.forget))
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
@@ -153,7 +155,7 @@ class LocalEngine(Engine):
             if name in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
             adapter = read_adapter(path, self.config, name)
-            number = self.transformer.load_adapter(adapter)
+            number = AdapterNumber(self.transformer.load_adapter(adapter))
             self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
 
     def unload_adapter(self, name: str) -> None:
@@ -225,11 +227,22 @@ class LocalEngine(Engine):
             request.built = self.build(request.sampling)
         self.engine.submit(request, may_refuse)
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        self.engine.cancel(request, wait)
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        self.engine.cancel(request, wait, run)
+
+    def check_may_wait(self) -> None:
+        self.engine.check_may_wait()
 
     def after_step(self, job: Callable[[], object]) -> None:
         self.engine.after_step(job)
+
+    def forget(self, run: Run) -> None:
+        if self.engine.closed:
+            return
+        texts = computed_texts(run)
+        for text in texts:
+            self._rows.forget(text)
+        self.engine.call(lambda: self.engine.loop.forget(run.id, texts))
 
     def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
         """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token
@@ -280,6 +293,21 @@ class LocalEngine(Engine):
         self.engine.close()
         if self.store is not None:
             self.store.flush()
+
+
+def computed_texts(run: Run) -> list[list[int]]:
+    """Returns the token ids of all texts that were computed for a run: its own, and those of the beams of its
+    search."""
+    texts, inner = [run.prompt_ids + run.token_ids], {beam.parent for beam in run.beams}
+    known = {beam.number: beam for beam in run.beams}
+    for beam in run.beams:
+        if beam.number not in inner:
+            text, at = list[int](), known.get(beam.number)
+            while at is not None:
+                text.append(at.id)
+                at = None if at.parent is None else known.get(at.parent)
+            texts.append(run.prompt_ids + text[::-1])
+    return texts
 
 
 def check_adapter_name(name: str) -> None:

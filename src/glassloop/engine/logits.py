@@ -76,9 +76,25 @@ def read(
         memory = engine.loop.tree.memory
         raise GlassloopError(f"there is no room for {len(ids)} tokens: kv_memory is {memory} bytes")
     reading = Reading(ids, first, take, program, deadline, after, adapter)
-    engine.submit(reading, may_refuse=after is None)
-    reading.wait()
+    compute_all(engine, [reading], may_refuse=after is None)
     return reading
+
+
+def compute_all(engine: EngineThread, readings: Sequence[Reading], may_refuse: bool = True) -> None:
+    """Computes readings together and returns when all have ended. If one fails or is refused, the others are
+    cancelled, and its error is raised when they have ended too."""
+    engine.check_may_wait()
+    submitted: list[Reading] = []
+    try:
+        for reading in readings:
+            engine.submit(reading, may_refuse)
+            submitted.append(reading)
+        for reading in readings:
+            reading.wait()
+    except BaseException:
+        for reading in submitted:
+            engine.cancel(reading, wait=reading is submitted[-1])  # in order, so this waits for all of them
+        raise
 
 
 class RowCache:
@@ -86,21 +102,29 @@ class RowCache:
 
     def __init__(self, engine: EngineThread) -> None:
         self._engine = engine
-        self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
+        # Each with its adapter: another one may have got the same number since.
+        self._rows: OrderedDict[tuple[int, ...], tuple[int, Float32]] = OrderedDict()
         self._lock = Lock()
+
+    def forget(self, text: Sequence[int]) -> None:
+        """Drops the rows after the beginnings of a text."""
+        with self._lock:
+            for key in list(self._rows):
+                if list(key[1:]) == list(text[: len(key) - 1]):
+                    del self._rows[key]
 
     def row(self, ids: Sequence[int], deadline: Deadline | None = None, adapter: int = 0) -> Float32:
         """Returns the logits after these tokens. Not for the engine's thread."""
         key = (adapter, *ids)
         with self._lock:
-            row = self._rows.get(key)
-            if row is not None:
+            known = self._rows.get(key)
+            if known is not None and known[0] is adapter:
                 self._rows.move_to_end(key)
-                return row
+                return known[1]
         row = next(logits_after(self._engine, ids, len(ids) - 1, deadline, adapter))
         row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
         with self._lock:
-            self._rows[key] = row
+            self._rows[key] = adapter, row
             while len(self._rows) > _KEPT:
                 self._rows.popitem(last=False)
         return row

@@ -8,7 +8,8 @@ If the op set computes on a device, the loop keeps two steps under way: engine/a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,18 +21,18 @@ from glassloop.decode.stop import Ending
 from glassloop.engine.adapters import Adapters
 from glassloop.engine.ahead import Ahead
 from glassloop.engine.checks import check_task
-from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
+from glassloop.engine.drafts import Guesser, Lookup, RunsByOwner, StepCost
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
 from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, places_of
 from glassloop.engine.tree import KVTree
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, contained
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Past, Run
+from glassloop.trace.run import NO_MEMORY, Past, Run
 from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from glassloop.engine.draft_model import Drafting, DraftModel
     from glassloop.engine.masked import Mask
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -62,7 +64,7 @@ class Loop:
         self._arrivals = count()
         self._tasks: dict[Asker, list[Task]] = {}  # of each request, until they end
         self._step_cost = StepCost()
-        self._recent_runs = RecentRuns()
+        self._recent_runs = RunsByOwner()
         self._draft_model: Drafting | None = draft
         self.adapters = Adapters(transformer, self.tree)
         self._chain_drafts: ChainDrafts | None = None
@@ -81,15 +83,18 @@ class Loop:
         try:
             tasks = self._tasks_of(request)
             check_task(tasks[0], self.transformer)
-        except Exception as error:
-            request.fail(error)
+        except BaseException as error:
+            request.fail(contained(error, "code of the request"))
             return
         self._tasks[request] = tasks
         self.scheduler.add(tasks[0])  # the other samples of the request wait for it
 
-    def cancel(self, request: Asker) -> None:
-        """Ends a request where it is. All that it held is free with this call."""
-        self._finish(request, CANCELLED)
+    def cancel(self, request: Asker, run: Run | None = None) -> None:
+        """Ends a request where it is, or one run of it; the runs of a beam search end together. All that it
+        held is free with this call."""
+        for task in list(self._tasks.get(request, ())):  # a beam search has no `run`, but all of them
+            if run is None or computes(getattr(task, "run", run), run):
+                self._attempt(task, task.finish, CANCELLED)
 
     def cancel_all(self) -> None:
         for request in list(self._tasks):
@@ -100,6 +105,16 @@ class Loop:
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
+
+    def forget(self, run: str, texts: Iterable[Sequence[int]]) -> None:
+        """Forgets a run with this id, and these texts, the prompt included, that were computed for it: no
+        draft is made from it, and of its keys and values those stay that another text goes on from."""
+        self._recent_runs.forget(run)
+        trees = {self.tree} if self._draft_model is None else {self.tree, self._draft_model.tree}
+        for tree in trees:
+            for adapter in list(tree.roots):
+                for text in texts:
+                    tree.forget_text(text, adapter)
 
     def remove_adapter(self, name: str) -> None:
         """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
@@ -148,12 +163,15 @@ class Loop:
 
     def _draft(self) -> None:
         """Lets the drafter or the draft model, if there is one, propose the next tokens of the runs that were
-        committed."""
+        committed. An error costs the runs these drafts and nothing else."""
         self._step_cost.rows = max(1, len(self.scheduler.running))
-        if self._chain_drafts is not None:
-            self._chain_drafts.make_drafts()
-        elif self._draft_model is not None:
-            self._draft_model.make_drafts()
+        drafter = self._chain_drafts or self._draft_model
+        if drafter is None:
+            return
+        try:
+            drafter.make_drafts()
+        except Exception:
+            _LOG.exception("the drafts of a step could not be made")
 
     def forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
         """Computes a call. Returns its results (of the forward pass, the logits of the wanted rows) and the
@@ -241,7 +259,7 @@ class Loop:
         """Ends the first waiting task, if any: nothing could be planned, so even alone it has no room."""
         if self.scheduler.waiting:
             task = self.scheduler.waiting[0]
-            self._attempt(task, task.finish, Ending("length", "kv memory"))
+            self._attempt(task, task.finish, Ending("length", NO_MEMORY))
 
     def _finish(self, request: Asker, ending: Ending) -> None:
         for task in list(self._tasks.get(request, ())):
@@ -252,8 +270,8 @@ class Loop:
         it held."""
         try:
             action(given)
-        except Exception as error:
-            task.fail(error)
+        except BaseException as error:
+            task.fail(contained(error, "code of the request"))
         if not task.ended:
             return
         self.scheduler.remove(task)
@@ -296,9 +314,9 @@ class Loop:
         if run.sampling.revise:
             return self._revising(request, run, order, decoder)
         if request.drafts and self._chain_drafts is not None:
-            guesser = self._chain_drafts.guesser(run, decoder)
+            guesser = self._chain_drafts.guesser(run, decoder, request.owner)
         elif request.drafts and self._draft_model is None:
-            guesser = Lookup(self._step_cost, self._recent_runs)
+            guesser = Lookup(self._step_cost, self._recent_runs.of(request.owner))
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
         tools = (self.tokenizer, self._pieces, guesser, self._recent_runs, self.scheduler.add)
@@ -335,3 +353,8 @@ class Loop:
             compiled,
             never,
         )
+
+
+def computes(own: Run, run: Run) -> bool:
+    """Returns whether a run is this one, or one whose place it has taken since tokens were taken back."""
+    return run is own or run in own.drafts_taken_back

@@ -118,9 +118,13 @@ class Engine(RequestMaker, ABC):
         wait already."""
 
     @abstractmethod
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        """Ends a request soon, as cancelled, with the tokens that it has. With `wait`, returns when it has
-        given back what it held."""
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        """Ends a request soon, as cancelled, with the tokens that it has, or with `run` this run of it alone;
+        the runs of a beam search end together. With `wait`, returns when it has given back what it held."""
+
+    def check_may_wait(self) -> None:
+        """Raises on the engine's own thread, on which listeners are called: a call that waits for the engine
+        would wait for ever."""
 
     def after_step(self, job: Callable[[], object]) -> None:
         """Calls a function after the current step. For listeners that are told of the end of a run and want
@@ -145,6 +149,10 @@ class Engine(RequestMaker, ABC):
         """
         self.check_computes(function.__name__)
         raise NotImplementedError
+
+    def forget(self, run: Run) -> None:
+        """Forgets a run that was deleted: what the engine keeps of its text, to guess from or not to compute
+        it again, goes as far as no other text continues it. Not for an event loop."""
 
     @abstractmethod
     def explain(

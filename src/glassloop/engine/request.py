@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Pause
-from glassloop.engine.task import CANCELLED, Counters, Task
-from glassloop.errors import GlassloopError
+from glassloop.engine.owner import current_owner
+from glassloop.engine.task import Counters, Task
+from glassloop.errors import GlassloopError, contained, described
 from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
 
@@ -43,11 +44,15 @@ class Request:
     drafts: bool = True  # whether guessing ahead is allowed; it never changes a token
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # when its first step was planned
-    abandoned: bool = False  # the listener has failed
+    abandoned: Ending | None = None  # how it has to end, once its listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
+    owner: str = field(default_factory=current_owner)  # the client whose request it is
     adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
+
+    def __post_init__(self) -> None:
+        self._kept = len(self.runs[0].tokens) if self.runs else 0  # tokens that the runs had before
 
     @property
     def compiled(self) -> Compiled:
@@ -70,6 +75,8 @@ class Request:
     def tell(self, run: Run, token: Token | None) -> None:
         """Tells the listener of a token, or with None of the end of a run, which is kept then."""
         if token is None:
+            made = len(run.tokens) - self._kept
+            run.pending = [] if run.end is not None else self.forced[made:]
             self._keep(run)
         self._inform(run, token)
 
@@ -77,7 +84,8 @@ class Request:
         if self.keep is not None:
             try:
                 self.keep(run)
-            except Exception:  # the engine's thread serves others too
+            except BaseException as error:  # the engine's thread serves others too
+                contained(error, "keep")
                 _LOG.exception("run %s could not be kept", run.id)
 
     def tell_taken_back(self, run: Run, token: TakenBack) -> None:
@@ -103,14 +111,16 @@ class Request:
     def _inform(self, run: Run, token: Token | None) -> None:
         try:
             self.listener(run, token)
-        except Exception:
-            self.listener, self.abandoned = ignore, True
+        except BaseException as error:  # the engine's thread serves others too
+            failure = described(contained(error, "it"))
+            _LOG.exception("the listener of run %s failed", run.id)
+            self.listener, self.abandoned = ignore, Ending("cancelled", f"the listener failed: {failure}")
 
     def overdue(self) -> Ending | None:
         timeout = self.sampling.timeout
         if timeout is not None and self.seconds >= timeout:
             return Ending("timeout", f"after {timeout:g} s")
-        return CANCELLED if self.abandoned else None
+        return self.abandoned
 
     def begin(self, now: float, cached: int) -> None:
         self.started = now

@@ -32,6 +32,7 @@ class Revising(Sample):
         self._tree = tree
         self._decoder_of = decoder_of
         self._since = settled(run)
+        self._look_back()  # a run that paused has not looked back from its last token
 
     def runs_ahead(self, beside: int) -> bool:
         """Returns False: the next token may be another one than that after the last."""
@@ -54,7 +55,7 @@ class Revising(Sample):
         run, request = self.run, self.request
         position = len(run.prompt_ids) + at
         salt = salt_after(run, at)
-        run.forks[position] = run.forks.get(position, 0) + 1
+        run.forks.setdefault(position, 1)
         made = run.revise(at, salt)
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {at}"
@@ -65,10 +66,7 @@ class Revising(Sample):
         first = run.tokens[at]
         self._restore(made, self._decoder_of(made))
         self._since = at
-        branch = self.branch
-        del branch.tokens[position:]
-        branch.recorded = position
-        branch.drop_rejected(self._tree)
+        self.branch.go_back(self._tree, position)
         request.tell_taken_back(run, TakenBack(first, made, at, len(run.tokens) - at))
 
 
@@ -93,9 +91,9 @@ def place_to_take_back(run: Run, since: int) -> int | None:
 
 
 def salt_after(run: Run, at: int) -> int:
-    """Returns the salt of the run that continues when the tokens from `at` on are taken back."""
-    position = len(run.prompt_ids) + at
-    return fork_salt(run.salt, position, run.forks.get(position, 0) + 1)
+    """Returns the salt of the run that continues when the tokens from `at` on are taken back. It is that of
+    the first fork there, whatever else is forked there meanwhile."""
+    return fork_salt(run.salt, len(run.prompt_ids) + at, 1)
 
 
 def settled_tokens(tokens: Iterable[Token], window: int) -> Iterator[Token]:

@@ -9,7 +9,7 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending, PausingStopper, Stopper
 from glassloop.engine.branch import Branch, BranchText
-from glassloop.engine.drafts import Guesser, RecentRuns, guess_room
+from glassloop.engine.drafts import Guesser, RunsByOwner, guess_room
 from glassloop.engine.request import Request
 from glassloop.engine.task import Row
 from glassloop.errors import described
@@ -37,7 +37,7 @@ class Sample:
         tokenizer: Tokenizer,
         pieces: Pieces,
         guesser: Guesser | None,
-        recent_runs: RecentRuns,
+        recent_runs: RunsByOwner,
         queue: Callable[[Sample], None],
     ) -> None:
         """`queue` hands a sibling to the scheduler."""
@@ -48,12 +48,16 @@ class Sample:
         self._pieces = pieces
         self._guesser = guesser
         self._guess: list[int] = []
+        self._guess_is_own = True
         self._recent_runs = recent_runs
         self._queue = queue
         self._restore(run, decoder)
         known = run.prompt_ids + run.token_ids
         self._kept = len(known)  # a fork has the records of these already
-        scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(known)
+        # The prompt has records from its second token on; an interrupted run may have some of them.
+        scored = 1 + len(run.prompt_tokens) if run.sampling.prompt_logprobs else len(known)
+        if scored >= len(run.prompt_ids):
+            scored = len(known)
         self.branches = [Branch(known + request.forced, scored, request.adapter)]
         self._first: float | None = None  # when the first token was taken
         # Not `run.finish_reason`: the caller that is told of the end may continue the run at once.
@@ -69,7 +73,7 @@ class Sample:
         self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
         for token in run.tokens:
             decoder.commit(token.id)
-            self._text.feed(token.bytes)
+            self._text.feed(token.bytes, may_stop=False)
             self._stopper.after(decoder.history, 0.0)
 
     @property
@@ -89,6 +93,7 @@ class Sample:
         room = min(rows, guess_room(self.run, len(self.branch.tokens)))
         began = perf_counter()
         self._guess = self._guesser.guess(self.branch.tokens, room) if room > 0 else []
+        self._guess_is_own = self._guesser.is_own
         self.run.drafts.seconds += perf_counter() - began
         return self._guess
 
@@ -142,9 +147,12 @@ class Sample:
         if self._guesser is not None:
             self._guesser.learn(branch, row.place)
 
-    def _refusal(self, guess: Sequence[int]) -> Refusal:
-        """Returns the record of the first of these guesses, which was wrong; the others were not compared."""
+    def _refusal(self, guess: Sequence[int]) -> Refusal | None:
+        """Returns the record of the first of these guesses, which was wrong; the others were not compared. A
+        guess from another run is not recorded: it is a part of that run's text."""
         assert self._guesser is not None
+        if not self._guess_is_own:
+            return None
         return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
 
     def _score(self, logits: Float32) -> None:
@@ -162,8 +170,10 @@ class Sample:
             self._take(self._decoder.record_forced(logits, token), "forced")
 
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
-        """Adds a token and its text to the run, and ends the run if that was the last one."""
+        """Adds a token and its text to the run, and ends the run if that was the last one. A text that the
+        caller has forced is taken as a whole: within it, only the clock or the caller ends the run."""
         run, branch = self.run, self.branch
+        is_last_known = branch.recorded + 1 >= len(branch.tokens)
         now = perf_counter()
         if self._first is None:
             self._first = now
@@ -173,7 +183,7 @@ class Sample:
         seconds = now - self.request.arrived
         data = self._tokenizer.token_bytes(chosen.id)
         ending = None
-        if self._stopper.before(chosen.id):
+        if is_last_known and self._stopper.before(chosen.id):
             ending = Ending("stop", self._pieces(chosen.id))
             if not run.sampling.include_stop:
                 run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample, refused)
@@ -183,9 +193,12 @@ class Sample:
         if branch.recorded == len(branch.tokens):
             branch.tokens.append(chosen.id)
         branch.recorded += 1
-        token = Token(chosen, self._text.feed(data), data, self._pieces, source, seconds, run.sample, refused)
+        text = self._text.feed(data, is_last_known)
+        token = Token(chosen, text, data, self._pieces, source, seconds, run.sample, refused)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
+        if not is_last_known and ending is not None and ending.reason in ("length", "repetition"):
+            ending = None
         if ending is None:
             self.request.tell(run, token)
         else:
@@ -194,6 +207,8 @@ class Sample:
     def _queue_siblings(self) -> None:
         """Queues the samples that wait for the prefix, which is in the tree now. They share its records."""
         for sample in self.siblings:
+            if sample.ended:  # it was stopped meanwhile
+                continue
             sample.run.prompt_tokens = self.run.prompt_tokens
             sample.branch.recorded = sample._kept
             self._queue(sample)
@@ -208,11 +223,11 @@ class Sample:
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = ending.reason, ending.detail
         if ending.reason != "error":
-            self._recent_runs.add(self.branch.tokens)
-        if self.siblings:  # it has not computed the prefix, so the next sample does
-            next_sample = self.siblings[0]
-            next_sample.siblings, self.siblings = self.siblings[1:], []
-            self._queue(next_sample)
+            self._recent_runs.add(self.request.owner, self.branch.tokens, run.id)
+        waiting = [sample for sample in self.siblings if not sample.ended]
+        if waiting:  # it has not computed the prefix, so the next sample does
+            waiting[0].siblings, self.siblings = waiting[1:], []
+            self._queue(waiting[0])
         if last is not None:
             self.request.tell(run, last)
         self.request.tell(run, None)

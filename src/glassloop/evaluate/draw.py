@@ -131,6 +131,7 @@ def _completed(
     llm: LLM, requests: Iterator[tuple[Item, Request]], paths: int
 ) -> Iterator[tuple[Item, Request]]:
     """Submits requests as there is room for them, and yields each when all of its runs have ended."""
+    llm.check_may_wait()
     ended: SimpleQueue[tuple[Item, Request]] = SimpleQueue()
     window = max(2, 2 * llm.engine.loop.scheduler.most_running // paths)
     running: dict[str, Request] = {}

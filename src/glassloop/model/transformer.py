@@ -249,8 +249,8 @@ class Transformer:
         return Program(self, self._hidden)
 
     def load_adapter(self, adapter: Adapter) -> int:
-        """Loads an adapter. Returns the number by which rows of a batch refer to it, which is never given to
-        another adapter."""
+        """Loads an adapter. Returns the number by which rows of a batch refer to it: the first that none
+        has."""
         shapes = self.config.shapes()
         for name, (down, up) in adapter.matrices.items():
             out, into = shapes.get(f"{name}.weight", (0, 0))
@@ -261,8 +261,10 @@ class Transformer:
         if adapter.embedding is not None and adapter.embedding.shape != (self.config.dim,):
             raise ModelError(f"adapter {adapter.name}: the embedding does not fit the model")
         with self._one_change:
-            number = len(self.adapters.loaded)
-            self._set_adapters((*self.adapters.loaded, adapter))
+            loaded = [*self.adapters.loaded, None]
+            number = loaded.index(None, 1)  # 0 is no adapter
+            loaded[number] = adapter
+            self._set_adapters(tuple(loaded if loaded[-1] is not None else loaded[:-1]))
         return number
 
     def unload_adapter(self, number: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
@@ -136,7 +137,7 @@ def prepare_again(
         problem = f"is missing; the search was made by {record['method']}, which is not built in"
         raise GlassloopError.about("method", problem)
     made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
-    sampling = replace(first.sampling, seed=first.seed)
+    sampling = SOLVE.acting(replace(first.sampling, seed=first.seed))
     request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
     request.runs[0].prompt = first.prompt
     extract = given.get("extract", record["extract"])
@@ -171,6 +172,7 @@ def _unknown(text: str) -> bool:
 
 def drive(running: Running, watch: Watch | None) -> Solution:
     """Runs one search on the calling thread. Ctrl-C ends it with what it has and raises `Stopped`."""
+    running.llm.check_may_wait()
     interrupted = False
     ended: SimpleQueue[None] = SimpleQueue()
     while True:
@@ -199,6 +201,7 @@ def drive(running: Running, watch: Watch | None) -> Solution:
 def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
     """Runs searches, at most `window` at a time. What is done between the rounds of one search delays no
     other: it runs on a few threads."""
+    llm.check_may_wait()
     news: SimpleQueue[tuple[int, Future[list[Request]] | None]] = SimpleQueue()
     open_searches: dict[int, tuple[Running, list[Request]]] = {}
     begun = 0

@@ -13,6 +13,7 @@ from fastapi import Request as HTTPRequest
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.stop import Pause
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.protocol import Engine
@@ -216,8 +217,8 @@ class Service:
         try:
             for place, request in enumerate(requests):
                 made = [RunState(run, tree, names[place] if names else None) for run in request.runs]
-                for state in made:
-                    state.limit = None if limit is None else state.sent + len(request.forced) + limit
+                if limit is not None:
+                    request.pause = Pause(made[0].sent + len(request.forced) + limit)
                 states += made
                 self._submit(request, made)
         except Exception as error:
@@ -236,7 +237,7 @@ class Service:
         _check_paused(state)  # another request may have continued it meanwhile
         before = run.finish_reason, run.stop_reason, run.tail
         run.finish_reason, run.stop_reason, run.tail = None, None, ""
-        state.limit = None if tokens is None else len(run.tokens) + tokens
+        request.pause = None if tokens is None else Pause(len(run.tokens) + len(request.forced) + tokens)
         state.sent = len(run.tokens)
         try:
             self._submit(request, [state])
@@ -252,22 +253,17 @@ class Service:
     def _submit(self, request: Request, states: list[RunState]) -> None:
         if self._hub is None:
             self._hub = Hub(asyncio.get_running_loop(), self._deliver)
-        if any(state.limit is not None for state in states):
-            request.drafts = False  # an accepted draft would run past the pause
         hub, by_run = self._hub, {id(state.run): state for state in states}
 
         def listen(run: Run, token: Token | None) -> None:
-            state = by_run[id(run)]
-            hub.put(state, token)
-            if state.limit is not None and len(run.tokens) >= state.limit:
-                self.llm.cancel(request)
+            hub.put(by_run[id(run)], token)
 
         def listen_back(run: Run, token: Token | None) -> None:
             """Listens to runs that may take tokens back: another run then continues."""
             if isinstance(token, TakenBack):
                 old = by_run[id(run)]
                 made = by_run[id(token.run)] = RunState(token.run, old.tree, old.name)
-                made.limit, old.heir = old.limit, made
+                old.heir = made
                 hub.put(old, token)
             else:
                 listen(run, token)
@@ -306,7 +302,7 @@ class Service:
 
     def _end(self, state: RunState) -> None:
         """Tells that a run has ended."""
-        run, state.request, state.limit = state.run, None, None
+        run, state.request = state.run, None
         state.tree.add(Event("end", state, state.sent, None))
         self.metrics.ended(run, run.fork_at or 0)
         self.log.run(run)
@@ -324,9 +320,23 @@ class Service:
         self._end(state)
 
     def cancel(self, states: Sequence[RunState]) -> None:
-        running = [state.latest for state in states]
-        for request in {state.request for state in running if state.request is not None}:
-            self.llm.cancel(request)
+        """Ends runs; others of their requests go on."""
+        asked: dict[Request, list[Run]] = {}
+        for state in [state.latest for state in states]:
+            if state.request is not None:
+                asked.setdefault(state.request, []).append(state.run)
+        for request, runs in asked.items():
+            if all(run in runs for run in request.runs if run.finish_reason is None):
+                self.llm.cancel(request)
+            else:
+                for run in runs:
+                    self.llm.cancel(request, run=run)
+
+    async def remove(self, id: str) -> None:
+        """Removes a run everywhere, from what the engine keeps of its text too."""
+        run = await self.runs.remove(id)
+        if run is not None:
+            await self.pools.removing.run(self.llm.forget, run)
 
     def end_all(self) -> None:
         """Cancels everything that is computed, since the server ends."""

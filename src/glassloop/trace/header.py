@@ -29,6 +29,7 @@ _CONVERTED = {
     "upstream",
     "diffusion",
     "passes",
+    "pending",
 }
 _SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
 
@@ -49,6 +50,8 @@ def to_header(run: Run) -> dict[str, Any]:
     if run.diffusion is not None:
         header["diffusion"] = run.diffusion
         header["passes"] = [each.to_row() for each in run.passes]
+    if run.pending:
+        header["pending"] = run.pending
     header["forks"] = {str(position): count for position, count in run.forks.items()}
     answer = records_of(run)[len(run.prompt_tokens) :]
     header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
@@ -82,6 +85,7 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         upstream=None if header.get("upstream") is None else Upstream(**header["upstream"]),
         diffusion=header.get("diffusion"),
         passes=[PassRecord.of_row(row) for row in header.get("passes", ())],
+        pending=header.get("pending", []),
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],
         tokens=records[prompt : prompt + made],

@@ -15,9 +15,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.errors import TraceError
-from glassloop.shown import cut
+from glassloop.errors import SamplingError, TraceError
+from glassloop.shown import cut, shown
 from glassloop.text.stream import TextStream
 from glassloop.trace.messages import NO_TEXT, Message, title_of_ids, title_of_messages, title_of_text
 from glassloop.trace.passes import PassRecord
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from glassloop.trace.html.page import Shown
     from glassloop.trace.run_tree import RunTree
     from glassloop.trace.verdict import Verdict
+
+
+NO_MEMORY = "kv memory"  # the stop reason of a run for whose keys and values there was no room
 
 
 class NoSuchToken(TraceError):
@@ -185,6 +189,8 @@ class Run:
     stop_reason: str | None = None  # the token or string, the limit, the loop or the error
     error: BaseException | None = field(default=None, repr=False)
     end: Token | None = field(default=None, repr=False)  # the token that ended it, if not part of the text
+    # The tokens of an edit that were not scored yet when it was interrupted: it continues with them.
+    pending: list[int] = field(default_factory=list, repr=False)
     cached_tokens: int = 0
     timings: Timings = field(default_factory=Timings)
     drafts: Drafts = field(default_factory=Drafts)
@@ -237,6 +243,14 @@ class Run:
         """The log-probability of the whole answer under the model's own distribution."""
         return sum(token.raw_logprob for token in self.tokens)
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run ended, or stands, at a place that its request does not decide: its record is the
+        beginning of what the same request writes elsewhere."""
+        if self.finish_reason == "length":
+            return self.stop_reason == NO_MEMORY
+        return self.finish_reason in (None, "cancelled", "timeout", "error")
+
     def distinct(self, size: int) -> float | None:
         """Returns the share of distinct ones among all sequences of `size` tokens of the answer."""
         ids = self.token_ids
@@ -268,6 +282,20 @@ class Run:
             return self.past[place]
         return Past(len(self.tokens) + 1, self.id, self.sampling, self.seed, self.salt, self.plugins)
 
+    def options_at(self, at: int) -> Past:
+        """Returns the options, the seed and the salt of a branch that leaves this run at a place.
+
+        What decides a choice (temperature, penalties, a grammar, luck, …) is as it was when the token at this
+        place was drawn, perhaps by an ancestor. When the text ends and what is recorded is as in this run.
+        """
+        drawn = self.drawn_with(at)
+        own = {name: getattr(self.sampling, name) for name in _NOT_OF_A_CHOICE}
+        try:
+            sampling = replace(drawn.sampling, **own, seed=drawn.seed)
+        except SamplingError:  # a limit of this run does not fit the options of its ancestor
+            sampling = replace(drawn.sampling, seed=drawn.seed)
+        return replace(drawn, sampling=sampling)
+
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, at: int, *, llm: Maker | None = None, **overrides: Any) -> Explanation:
@@ -286,29 +314,59 @@ class Run:
 
     def rewind(self, at: int) -> Run:
         """Returns the first `at` tokens as a new run. Nothing is computed, and this run stays as it is."""
-        if not 0 <= at <= len(self.tokens):
-            raise TraceError(f"at is {at}; a number of tokens from 0 to {len(self.tokens)} is expected")
-        made = replace(self, id=os.urandom(8).hex(), created=time.time(), tokens=self.tokens[:at], end=None)
-        shown = "".join([token.text for token in made.tokens])
+        check_place(at, len(self.tokens))
+        drawn = self.options_at(at)
+        made = self.beginning(
+            at,
+            "rewound",
+            sampling=drawn.sampling,
+            seed=drawn.seed,
+            salt=drawn.salt,
+            plugins=dict(drawn.plugins),
+            prompt_tokens=self.prompt_tokens if drawn.sampling.adapter == self.sampling.adapter else [],
+            finish_reason="cancelled",
+            stop_reason="rewound",
+        )
+        given_out = "".join([token.text for token in made.tokens])
         # Text that was held back (part of a character, a possible stop string) belongs to it now.
         characters = TextStream()
         whole = characters.feed(b"".join([token.bytes for token in made.tokens])) + characters.flush()
-        made.tail = whole[len(shown) :]
-        made.finish_reason, made.stop_reason, made.error = "cancelled", "rewound", None
-        made.samples, made.beams, made.forks, made.children = [made], [], {}, []
-        made.timings, made.drafts, made.search, made.moves = Timings(), Drafts(), None, []
-        made.descend(self, at, "rewound")
+        made.tail = whole[len(given_out) :]
+        made.samples = [made]
         return made
 
     def revise(self, at: int, salt: int) -> Run:
         """Returns a fork with the first `at` tokens that continues in the place of this run, which was taken
         back, with other luck."""
-        made = replace(self, id=os.urandom(8).hex(), created=time.time(), salt=salt, tokens=self.tokens[:at])
-        made.children, made.forks, made.beams = [], {}, []
-        made.timings, made.drafts = replace(self.timings), Drafts()
-        made.revised = self.revised + 1
-        made.descend(self, at, "revised")
+        return self.beginning(
+            at,
+            "revised",
+            salt=salt,
+            samples=self.samples,
+            revised=self.revised + 1,
+            moves=list(self.moves),
+            cached_tokens=self.cached_tokens,
+            timings=replace(self.timings),
+        )
+
+    def beginning(self, at: int, reason: str, **changes: Any) -> Run:
+        """Returns a new run that begins with the first `at` tokens of this one. What a run inherits is listed
+        in `_INHERITED`; `changes` replace some of it, and all other fields are those of a new run."""
+        kept = {"tokens": self.tokens[:at], "prompt_tokens": list(self.prompt_tokens)}
+        made = Run(**{name: getattr(self, name) for name in _INHERITED} | kept | changes)
+        made.descend(self, at, reason)
+        drawn = {made.sampling.adapter, *[past.sampling.adapter for past in made.past]}
+        known = self.adapters | made.adapters
+        made.adapters = {name: hash for name, hash in known.items() if name in drawn}
         return made
+
+    def count_fork(self, at: int, salt: int) -> None:
+        """Counts a fork at a place that the record does not know of, if it has luck of its own."""
+        position, drawn = len(self.prompt_ids) + at, self.drawn_with(at).salt
+        counted = self.forks.get(position, 0)
+        for number in range(counted + 1, counted + _FORKS_AHEAD):
+            if fork_salt(drawn, position, number) == salt:
+                self.forks[position] = number
 
     @property
     def drafts_taken_back(self) -> list[Run]:
@@ -328,9 +386,10 @@ class Run:
     def check_computable(self) -> None:
         """Raises if another engine computed the run: nothing here can compute it again."""
         if self.upstream is not None:
-            raise TraceError(
-                f"run {self.id} was computed by {self.upstream.described}, with the model {self.model}; it"
-                " cannot be computed again here, only shown (with --upstream it can be continued there)"
+            raise TraceError.about(
+                "run",
+                f"{self.id} was computed by {self.upstream.described}, with the model {self.model}; it cannot"
+                " be computed again here, only shown (with --upstream it can be continued there)",
             )
 
     def tree(self) -> RunTree:
@@ -456,6 +515,23 @@ class Run:
         return f"Run({self.id}, {len(self.tokens)} tokens, {ended}: {cut(self.text, 60)!r})"
 
 
+def check_place(at: object, tokens: int) -> None:
+    """Raises unless `at` is a place of a run at which it can be forked or rewound: a number of tokens."""
+    if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at <= tokens:
+        raise TraceError.about("at", f"is {shown(at)}; a number of tokens from 0 to {tokens} is expected")
+
+
+_FORKS_AHEAD = 256  # how many numbers of forks are tried for one that is found in a store
+# What a run has of the one that it begins with.
+_INHERITED = (
+    *("model", "prompt_ids", "seed", "context", "sampling", "salt", "ops", "prompt", "messages", "sample"),
+    *("upstream", "diffusion", "passes", "model_hash", "plugins", "adapters", "llm"),
+)
+# The options that decide when a text ends, how many there are or what is recorded, and never a single choice.
+_NOT_OF_A_CHOICE = (
+    *("n", "max_tokens", "stop", "include_stop", "timeout", "stop_on_repetition"),
+    *("revise", "revise_window", "revise_bits", "logprobs", "prompt_logprobs"),
+)
 # The fields and properties that `Run.to_dict` copies.
 _IN_JSON = (
     *("id", "created", "model", "ops", "prompt", "prompt_ids", "messages", "text", "token_ids"),

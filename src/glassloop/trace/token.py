@@ -4,6 +4,7 @@ token that another engine chose, only what it told is known; all other numbers a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -113,6 +114,14 @@ class Token:
             Alternative(token, piece(token), after, raw)
             for token, after, raw in self.chosen.alternatives.tolist()
         )
+
+    def with_text(self, text: str) -> Token:
+        """Returns the token as it is in a branch in which this text became certain with it."""
+        if text == self.text:
+            return self
+        made = copy(self)
+        made.text = text
+        return made
 
     @property
     def record(self) -> tuple[object, ...]:

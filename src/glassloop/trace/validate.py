@@ -37,7 +37,7 @@ _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
 # Fields that older files do not have.
 _LATER = (
     *("refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream"),
-    *("diffusion", "passes"),  # of version 2
+    *("diffusion", "passes", "pending"),  # of version 2
 )
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
@@ -198,12 +198,16 @@ _word64 = _whole(0, (1 << 64) - 1)
 # ── checks of fields that are more than one value ──────────────────────────────────────────────────────────
 
 
-def _prompt_ids(name: str, value: Any) -> None:
-    """Checks the same as `_list(_token, least=1)`, but quickly: there may be as many as a context has."""
-    if not (
-        isinstance(value, list) and value and all(type(it) is int and 0 <= it <= MOST_ID for it in value)
-    ):
-        _list(_token, least=1)(name, value)
+def _ids(least: int) -> Check:
+    """Returns a check of a list of token ids: `_list(_token, least=…)`, but quick, since there may be as many
+    as a context has."""
+
+    def check(name: str, value: Any) -> None:
+        plain = isinstance(value, list) and len(value) >= least
+        if not plain or not all(type(it) is int and 0 <= it <= MOST_ID for it in value):
+            _list(_token, least=least)(name, value)
+
+    return check
 
 
 def _sampling(name: str, value: Any) -> None:
@@ -301,7 +305,9 @@ def _diffusion(name: str, value: Any) -> None:
     for key, each in value.items():
         if len(key) > 64 or not key.isascii() or not key.isprintable():
             raise TraceError(f"{name}.{printable(key)} is not an option of diffusion")
-        if not (each is None or _is_plain(each)):
+        if key == "after":
+            _list(_token, most=MOST_BLOCK)(f"{name}.{key}", each)
+        elif not (each is None or _is_plain(each)):
             raise TraceError(f"{name}.{key} is {shown(each)}; a number or a short text is expected")
 
 
@@ -395,7 +401,8 @@ FIELDS: dict[str, Check] = {
     "ops": _text(256),
     "context": _count,
     "prompt": _optional(_text()),
-    "prompt_ids": _prompt_ids,
+    "prompt_ids": _ids(1),
+    "pending": _ids(0),
     "messages": _optional(_messages),
     "seed": _word64,
     "salt": _word64,

@@ -217,8 +217,8 @@ class UpstreamEngine(Engine):
     def submit(self, request: Request, may_refuse: bool = True) -> None:
         self._streams.submit(request, may_refuse)
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        self._streams.cancel(request, wait)
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        self._streams.cancel(request, wait, run)
 
     # ── as an LLM of Python ────────────────────────────────────────────────────────────────────────────────
 

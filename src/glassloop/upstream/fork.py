@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.fork import check_place, fork_options
+from glassloop.engine.fork import check_change, fork_options
 from glassloop.engine.request import runs_of
 from glassloop.errors import TextError
 from glassloop.shown import shown
@@ -37,13 +37,13 @@ def fork_of(
 ) -> UpstreamRequest:
     """Returns the request for a fork, as `fork_request` does for an engine of our own. Without a change, the
     next seed is sent."""
-    check_place(run, at, token, text)
-    before, options = fork_options(run, sampling, overrides)
+    check_change(run, at, token, text)
+    options, changed = fork_options(run, at, sampling, overrides)
     built = engine.compile(options)
     given = [] if token is None and text is None else [_given(run, at, token, text)]
     position = len(run.prompt_ids) + at
     seed, ordinal = options.seed or 0, run.forks.get(position, 0)
-    if not given and replace(options, n=before.n, timeout=before.timeout) == before:
+    if not given and not changed:
         ordinal += 1
         seed = fork_salt(seed, position, ordinal) % (1 << 32)
     run.forks[position] = ordinal + options.n - 1

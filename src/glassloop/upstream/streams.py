@@ -14,6 +14,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
+from glassloop.decode.stop import PAUSED, Ending
 from glassloop.engine.protocol import UNKNOWN_CONTEXT, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -39,8 +40,18 @@ class Work:
         self.request = request
         self.task: asyncio.Task[None] | None = None
         self.cancelled = False
+        self.stopped: list[Run] = []  # runs that are to end by themselves
         self.ended = threading.Event()
         self._open = list(request.runs)  # those whose end was not told
+
+    def ending_of(self, run: Run) -> Ending | None:
+        """Returns how a run has to end after the token that came last, if it has to."""
+        pause = self.request.pause
+        if self.cancelled or run in self.stopped:
+            return Ending("cancelled", "cancelled")
+        if pause is not None and len(run.tokens) >= pause.tokens:
+            return PAUSED
+        return self.request.abandoned
 
     def stop(self) -> None:
         if self.task is not None:
@@ -105,10 +116,14 @@ class Streams:
 
         self._events.call_soon_threadsafe(start)
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        """Ends a request soon, as cancelled; with `wait`, when its end has been told."""
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        """Ends a request soon, as cancelled; with `wait`, when its end has been told. One run of several ends
+        when its next token comes."""
         work = self._works.get(id(request))
         if work is None:
+            return
+        if run is not None and len(request.runs) > 1:
+            work.stopped.append(run)
             return
         work.cancelled = True
         self._events.call_soon_threadsafe(work.stop)
@@ -147,8 +162,9 @@ class Streams:
                 async for token in tokens:
                     run.tokens.append(token)
                     request.tell(run, token)
-                    if work.cancelled or request.abandoned:
-                        answer.finish("cancelled", "cancelled")
+                    ending = work.ending_of(run)
+                    if ending is not None:
+                        answer.finish(*ending)
                         break
             self.problem = None
         except Exception as error:  # the other runs of the request go on

@@ -4,7 +4,6 @@ shape."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -122,7 +121,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:
-        await service.runs.remove(id)
+        await service.remove(id)
         return Response(status_code=204)
 
     @routes.get("/runs/{id}/events", response_class=Response, responses=STREAMED)
@@ -226,7 +225,7 @@ async def _fork(
         if isinstance(body, EditBody):
             service.check_text(body.text, "text")
         # The options of a run that was read from a file are held to the server's limits like any others.
-        before = {**replace(run.sampling, seed=run.seed).to_dict(), "n": 1, "beam_width": 1}
+        before = {**run.options_at(body.at).sampling.to_dict(), "n": 1, "beam_width": 1}
         sampling = make_sampling(merge_options(before, _options(body.sampling)), service.settings)
         made = service.llm.prepare_fork(run, body.at, sampling=sampling, **change)
         made.compiled  # noqa: B018  (raises what is wrong with the options)

@@ -40,7 +40,6 @@ class RunState:
         self.added = time.time()  # the order of lists
         self.request: Request | None = None  # while it is computed
         self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
-        self.limit: int | None = None  # the number of tokens at which it pauses
         self.is_elsewhere = False  # another server computes it now
         self.model: str | None = None  # its model as it is recorded, where that is a path
         self.users = 0  # HTTP requests that still need it

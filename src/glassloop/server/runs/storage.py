@@ -160,6 +160,7 @@ class RunStorage:
                 return None
             if run.finish_reason is None:
                 run.finish_reason, run.stop_reason = INTERRUPTED
+        self._store.count_forks(run)
         model, run.model = run.model, public_name(run.model)  # the terminal records paths
         added = self._store.added(id)
         return StoredRun(
