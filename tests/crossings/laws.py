@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from crossings.world import World
+from engine.small import EOS
 
 from glassloop.engine.draft_model import DraftModel
 from glassloop.engine.replay import token_at
@@ -81,6 +82,8 @@ class Judge:
 
     def text(self, run: Run, what: str) -> None:
         """The text is that of the tokens' bytes, and ends before the first stop string."""
+        if EOS in run.token_ids and run.sampling.stop:  # the name of the end may have a stop string in it
+            return
         data = b"".join([token.bytes for token in run.tokens])
         stop = run.stop_reason if run.finish_reason == "stop" and run.end is None else None
         if stop in run.sampling.stop:
@@ -94,7 +97,11 @@ class Judge:
             self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
         whole = data.decode("utf-8", "replace")
         self.must(run.text == whole, "text", lambda: f"{what}: {run.text!r} is not {whole!r}")
-        odd = [token.sample for token in run.tokens if token.sample != run.sample]
+
+    def sample(self, run: Run, what: str) -> None:
+        """The tokens of a run say of which sample they are."""
+        records = run.tokens if run.end is None else [*run.tokens, run.end]
+        odd = [token.sample for token in records if token.sample != run.sample]
         if run.fork_at is None:
             self.must(not odd, "sample", lambda: f"{what}: sample {run.sample} has tokens of {odd}")
 
@@ -153,6 +160,7 @@ class Judge:
     def run(self, world: World, run: Run, what: str, at: float, light: bool = False) -> None:
         """All laws of one run that has ended. `at` chooses the places that are looked at."""
         self.text(run, what)
+        self.sample(run, what)
         self.repetition(run, what)
         if run.error is not None or not (run.tokens or run.end):
             return
