@@ -92,7 +92,7 @@ class Judge:
                 ends, "stop", lambda: f"{what} ended by {stop!r}, which its tokens do not end with: {data!r}"
             )
             data = data if run.sampling.include_stop else data.removesuffix(stop.encode())
-        elif not run.past and not run.sampling.min_tokens and run.finish_reason in ("length", "stop"):
+        elif _is_free(run) and not run.sampling.min_tokens and run.finish_reason in ("length", "stop"):
             found = [each for each in run.sampling.stop if each.encode() in data]
             self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
         whole = data.decode("utf-8", "replace")
@@ -110,7 +110,7 @@ class Judge:
         ids, rounds = run.token_ids, run.sampling.stop_on_repetition
         if run.finish_reason == "repetition":
             self.must(_repeats(ids, rounds), "repetition", lambda: f"{what} ended, and {ids} does not repeat")
-        if rounds and not run.past and run.diffusion is None:
+        if rounds and _is_free(run) and run.diffusion is None:
             least = max(run.sampling.min_tokens, 1)
             early = [end for end in range(least, len(ids)) if _repeats(ids[:end], rounds)]
             self.must(not early, "repetition", lambda: f"{what} repeats itself at {early[:1]}, and went on")
@@ -208,6 +208,11 @@ def record(run: Run) -> dict[str, Any]:
     made = {name: getattr(run, name) for name in (*names, "prompt_tokens", "passes", "beams", "revised")}
     taken = [each.tokens for each in run.drafts_taken_back]
     return made | {"error": error, "samples": len(run.samples), "taken back": taken}
+
+
+def _is_free(run: Run) -> bool:
+    """Returns whether a run has chosen all of its tokens. What is kept or forced is not ended by what is in it."""
+    return not run.past and all(token.source != "forced" for token in run.tokens)
 
 
 def _repeats(ids: Sequence[int], rounds: int) -> bool:
