@@ -211,7 +211,7 @@ def record(run: Run) -> dict[str, Any]:
 
 
 def _is_free(run: Run) -> bool:
-    """Returns whether a run has chosen all of its tokens. What is kept or forced is not ended by what is in it."""
+    """Returns whether a run has chosen all of its tokens: those that are kept or forced do not end it."""
     return not run.past and all(token.source != "forced" for token in run.tokens)
 
 
