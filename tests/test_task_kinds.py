@@ -200,6 +200,8 @@ CASES: dict[str, tuple[Any, Values]] = {
     "frequency_penalty": (4.0, {}),
     "no_repeat_ngram_size": (2, {}),
     "dry_multiplier": (3.0, {"dry_allowed_length": 1}),
+    "mirostat_tau": (0.5, {}),
+    "mirostat_eta": (1.0, {"mirostat_tau": 2.0}),
     "dry_base": (3.0, {"dry_multiplier": 1.0, "dry_allowed_length": 1}),
     "dry_allowed_length": (1, {"dry_multiplier": 3.0}),
     "logit_bias": ({98: 4.0}, {}),
@@ -318,6 +320,17 @@ def test_a_default_is_never_refused():
     for kind in KINDS.values():
         kind.check(Sampling())
         kind.check(Sampling.from_dict(Sampling().to_dict()))
+
+
+def test_options_that_are_no_sampling_are_refused():
+    for call in (
+        lambda: model().infill("a", "b", sampling={}),
+        lambda: model().rewrite("abc", (0, 1), {"seed": 1}),
+        lambda: model().repair("abc", sampling={}),
+        lambda: model().sharpen("abc", sampling={}),
+    ):
+        with pytest.raises(SamplingError, match=r"^sampling is \{.*\}; a Sampling is expected$"):
+            call()
 
 
 def test_a_parameter_of_something_that_is_off_has_nothing_to_do_and_is_refused_with_it():

@@ -123,7 +123,10 @@ def test_replay_has_a_verdict_and_an_exit_code(store, place):
         and json.loads(done.stdout)["tokens"] == 3
     )
     done = run("replay", str(place / "a.glass"), "--ops", "reference")
-    assert done.returncode == 1 and "replayed with reference" in done.stdout
+    assert done.returncode == 1 and "computed again with reference" in done.stdout
+    done = run("explain", str(place / "a.glass"), "--step", "2", GLASSLOOP_OPS="reference")
+    assert done.returncode == 0
+    assert 0 < done.stdout.index("The record has other numbers for") < done.stdout.index("after stages")
 
 
 def test_a_changed_file_is_refused(place, store):

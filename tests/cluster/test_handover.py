@@ -29,6 +29,7 @@ KINDS = {
     "penalties": Sampling(
         seed=5, max_tokens=60, presence_penalty=0.5, no_repeat_ngram_size=2, ignore_eos=True
     ),
+    "mirostat": Sampling(seed=5, n=2, max_tokens=60, mirostat_tau=3.0, mirostat_eta=0.3, ignore_eos=True),
     "samples": Sampling(seed=4, n=4, max_tokens=40, ignore_eos=True),
     "grammar": Sampling(seed=6, regex="[a-f]{20}-[0-9]{20}", max_tokens=60),
     "schema": Sampling(

@@ -89,6 +89,8 @@ GENERATORS: dict[str, tuple[float, Generate]] = {
     "frequency_penalty": (0.12, _one_of(-0.2, 0.3)),
     "no_repeat_ngram_size": (0.1, _whole(1, 3)),
     "dry_multiplier": (0.12, _one_of(0.4, 1.2)),
+    "mirostat_tau": (0.1, _one_of(0.5, 2.0, 5.0)),
+    "mirostat_eta": (0.06, _one_of(0.05, 0.5)),
     "dry_base": (0.06, _one_of(1.2, 2.0)),
     "dry_allowed_length": (0.06, _whole(1, 4)),
     "logit_bias": (0.35, lambda rng, _: {str(EOS): round(float(rng.uniform(-2, 7)), 3), "97": 1.5}),

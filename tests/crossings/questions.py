@@ -30,6 +30,12 @@ from glassloop.trace.run import Run
 from glassloop.trace.store import Store
 from glassloop.trace.token import TakenBack, Token
 
+# Options that change nothing in the choice of one token.
+NOT_IN_A_CHOICE = {
+    *("max_tokens", "stop", "include_stop", "stop_on_repetition", "timeout", "logprobs", "prompt_logprobs"),
+    *("revise", "revise_window", "revise_bits"),
+}
+
 
 class Questions:
     """What the questions of one scenario have in common: its engine, its runs and its judge."""
@@ -154,11 +160,12 @@ def _what_if(given: Questions, run: Run, at: int, changes: Op) -> int | None:
     """Returns the token that `explain` foretells for a fork at this place, or None if it cannot."""
     if {"token", "text"} & changes.keys() or run.diffusion is not None or run.sampling.beam_width > 1:
         return None
-    changed = {name: value for name, value in changes.items() if name not in ("n", "timeout")}
+    changed = {name: value for name, value in changes.items() if name != "n"}
     now = replace(run.sampling, seed=run.seed)
     try:
         luck: Any = "same" if now.changed(changed) != now else "new"
-        return given.world.explain(run, at, luck=luck, **changed).winner.id
+        asked = {name: value for name, value in changed.items() if name not in NOT_IN_A_CHOICE}
+        return given.world.explain(run, at, luck=luck, **asked).winner.id
     except GlassloopError:  # the fork is refused too, or no token is left
         return None
 

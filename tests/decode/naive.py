@@ -10,6 +10,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 
+from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.decode.luck import coin, luck
 
 ORDER = [
@@ -32,15 +33,24 @@ ORDER = [
     "xtc",
     "epsilon_cutoff",
     "eta_cutoff",
+    "mirostat",
 ]
 
 
+def recorded(token, logprob=None):
+    """The record of a token with this log-probability after the stages; by default one that its id fixes."""
+    numbers = dict.fromkeys(RECORD.names, 0.0)
+    return Chosen.of(**numbers | {"id": token, "logprob": -(token % 13) / 2 if logprob is None else logprob})
+
+
 class Naive:
-    def __init__(self, logits, tokens, prompt_length, sampling, seed, position, salt=0, ending=()):
+    def __init__(
+        self, logits, tokens, prompt_length, sampling, seed, position, salt=0, ending=(), logprobs=()
+    ):
         self.base, self.scale = logits.copy(), 1.0
         self.tokens, self.output = list(tokens), list(tokens)[prompt_length:]
         self.sampling, self.seed, self.position, self.salt = sampling, seed, position, salt
-        self.ending = ending
+        self.ending, self.logprobs = ending, logprobs
 
     def run(self, order=None):
         for name in order or self.sampling.stages or ORDER:
@@ -196,6 +206,14 @@ class Naive:
             entropy = -sum(x * log(x) for x in p if x > 0)
             border = min(s.eta_cutoff, sqrt(s.eta_cutoff) * exp(-entropy))
             self.keep(self._likelier(border) or self._favourites())
+
+    def mirostat(self, s):
+        if s.mirostat_tau:
+            mu = 2 * s.mirostat_tau
+            for logprob in self.logprobs:
+                if logprob > -np.inf:
+                    mu -= s.mirostat_eta * (-logprob / log(2) - s.mirostat_tau)
+            self.keep(self._likelier(2**-mu) or self._favourites())
 
     def _likelier(self, border):
         p, ranked = self.probabilities, self.ranked

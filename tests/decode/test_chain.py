@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decode.naive import ORDER, Naive
+from decode.naive import ORDER, Naive, recorded
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -57,6 +57,8 @@ def random_sampling(random, size):
         "eta_cutoff": maybe(0.1, float(random.choice([1e-4, 0.01, 0.2]))),
         "xtc_probability": maybe(0.1, 0.5),
         "xtc_threshold": float(random.choice([0.01, 0.1, 0.3])),
+        "mirostat_tau": maybe(0.1, float(random.choice([0.2, 1, 3, 8]))),
+        "mirostat_eta": float(random.choice([0, 0.1, 1])),
         "repetition_penalty": maybe(0.3, float(random.choice([0.5, 1.1, 2]))),
         "presence_penalty": maybe(0.2, float(random.choice([-1, 0.5]))),
         "frequency_penalty": maybe(0.2, float(random.choice([-0.3, 0.5]))),
@@ -81,9 +83,11 @@ def compare(random, size, ops=choose_ops("reference").rows):
     output = [int(i) for i in random.integers(0, kinds, random.integers(0, length))]
     seed, salt = int(random.integers(2**63)), int(random.integers(4))
     decoder = Decoder(sampling, size, seed, prompt, salt, eos_ids=(0,), ops=ops)
-    for token in output:
-        decoder.commit(token)
-    naive = Naive(logits, prompt + output, len(prompt), sampling, seed, len(prompt + output), salt, (0,))
+    logprobs = [-np.inf if random.random() < 0.1 else -float(random.gamma(1, 2)) for _ in output]
+    for token, logprob in zip(output, logprobs, strict=True):
+        decoder.commit(token, recorded(token, logprob))
+    known = (logits, prompt + output, len(prompt), sampling, seed, len(prompt + output), salt, (0,))
+    naive = Naive(*known, logprobs)
     told = f"{sampling}\n{logits=} {prompt=} {output=} {seed=} {salt=}"
     with np.errstate(invalid="ignore"):
         try:
@@ -178,6 +182,16 @@ def survivors(sampling, logits=LOGITS, tokens=(), generated=()):
     return sorted(seen[-1].everyone()[0].tolist()) if seen else list(range(len(logits)))
 
 
+@pytest.mark.parametrize("ops", ["reference", NATIVE])
+@pytest.mark.parametrize(("logprob", "left"), [(0.0, 5), (-70.0, 2)])
+def test_mirostat_has_a_bound_however_long_the_text_is(ops, logprob, left):
+    """Certain tokens raise it for ever, and surprising ones lower it below zero: the likeliest stay."""
+    decoder = Decoder(Sampling(mirostat_tau=50.0, mirostat_eta=1.0), 5, 5, ops=choose_ops(ops).rows)
+    for _ in range(300):
+        decoder.commit(1, recorded(1, logprob))
+    assert decoder.run_stages(LOGITS)[1].count == left and decoder.choose(LOGITS).survivors in (None, left)
+
+
 def test_temperature_zero_is_the_argmax_with_ties_to_the_lower_id():
     chosen = Decoder(Sampling(temperature=0), 5, 5).choose(LOGITS)
     assert chosen.id == 1 and chosen.luck == 0 and chosen.margin == 0 and chosen.runner_up == 2
@@ -191,7 +205,7 @@ def test_temperature_zero_is_the_argmax_with_ties_to_the_lower_id():
         {"repetition_penalty": 1.0},
         {"presence_penalty": 0.0, "frequency_penalty": 0.0},
         {"min_p": 0.0, "typical_p": 1.0, "top_n_sigma": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
-        {"dry_multiplier": 0.0, "no_repeat_ngram_size": 0, "xtc_probability": 0.0},
+        {"dry_multiplier": 0.0, "no_repeat_ngram_size": 0, "xtc_probability": 0.0, "mirostat_tau": 0.0},
     ],
 )
 def test_what_does_nothing_is_no_stage(options):
@@ -207,6 +221,7 @@ def test_what_does_nothing_is_no_stage(options):
         {"typical_p": 1e-9, "top_k": 1},
         {"epsilon_cutoff": 0.99, "top_k": 4, "logit_bias": {1: 0.1}},
         {"top_n_sigma": 1e-9, "top_p": 0.01},
+        {"mirostat_tau": 1e-9, "logit_bias": {1: 0.1}},
     ],
 )
 def test_one_survivor_is_always_left(options):

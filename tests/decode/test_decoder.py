@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from decode.naive import recorded
 from decode.test_chain import random_sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ OPTIONS = [
     {"temperature": 0},
     {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2, "top_k": 9, "top_p": 0.9},
     {"no_repeat_ngram_size": 2, "dry_multiplier": 0.8, "min_tokens": 4, "bad_words": [[3], [1, 2]]},
+    {"mirostat_tau": 1.5, "mirostat_eta": 0.5},
 ]
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 OPS = ["reference", *(["native"] if library.available() else [])]
@@ -38,7 +40,7 @@ def same(a, b):
 def fed(options, prompt, tokens, salt=0, **rest):
     decoder = Decoder(Sampling(**options), VOCAB, 5, prompt, salt, eos_ids=(0,), **rest)
     for token in tokens:
-        decoder.commit(token)
+        decoder.commit(token, recorded(token))
     return decoder
 
 
@@ -64,7 +66,7 @@ def test_a_rewound_decoder_is_a_fresh_one_fed_with_the_same_tokens(
     decoder.rewind(kept)
     assert_equal(decoder, fed(options, prompt, old[:kept], ops=ops))
     for token in new:
-        decoder.commit(token)
+        decoder.commit(token, recorded(token))
     assert_equal(decoder, fed(options, prompt, old[:kept] + new, ops=ops))
 
 
@@ -85,7 +87,7 @@ def test_a_fork_and_its_parent_go_their_own_ways(name, options, prompt, shared, 
     fork = parent.fork(salt)
     for one, tokens in ((parent, mine), (fork, yours)):
         for token in tokens:
-            one.commit(token)
+            one.commit(token, recorded(token))
     assert_equal(parent, fed(options, prompt, shared + mine, salt=3, ops=ops))
     own = 3 if salt is None else salt
     assert_equal(fork, fed(options, prompt, shared + yours, salt=own, ops=ops))

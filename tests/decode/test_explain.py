@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from decode.naive import Naive
+from decode.naive import Naive, recorded
 from decode.test_chain import NATIVE, random_logits, random_sampling
 from decode.words import EOS, tokenizer
 
@@ -31,13 +31,15 @@ def test_it_says_what_happened_whatever_was_asked_for(name):
         logits, sampling = random_logits(random, size), random_sampling(random, size)
         tokens = [int(i) for i in random.integers(0, min(size, 6), 9)]
         decoder = Decoder(sampling, size, case, tokens[:4], salt=2, eos_ids=(0,), ops=ops)
-        for token in tokens[4:]:
-            decoder.commit(token)
+        choices = [recorded(token) for token in tokens[4:]]
+        for past in choices:
+            decoder.commit(past.id, past)
         try:
             chosen = decoder.choose(logits)
         except SamplingError:
             continue
-        told = explain(logits, tokens, sampling, case, 9, prompt_length=4, salt=2, eos_ids=(0,), ops=ops)
+        known = (logits, tokens, sampling, case, 9)
+        told = explain(*known, prompt_length=4, choices=choices, salt=2, eos_ids=(0,), ops=ops)
         assert told.winner.id == chosen.id and told.margin == chosen.margin
         assert (told.runner_up and told.runner_up.id) == chosen.runner_up
         assert told.winner.luck == chosen.luck and told.winner.rank == chosen.rank
@@ -232,10 +234,10 @@ def test_printed_it_is_what_the_terminal_shows(capsys):
     sampling = Sampling(temperature=0.7, top_k=3, logit_bias={2: 1.5}, seed=7)
     told = explain(LOGITS, [1, 2], sampling, 7)
     print_reasons(told)
-    tables = capsys.readouterr().out.strip()
+    printed = capsys.readouterr().out.strip()
     first = f"“<{told.winner.id}>” at position 2 (prompt included) · seed 7 · sampled"
-    assert str(told) == f"{first}\n\n{tables}\n\n{told.sentence}"
-    lines = tables.splitlines()
+    assert str(told) == f"{first}\n\n{printed}" and printed.endswith(f"\n\n{told.sentence}")
+    lines = printed.removesuffix(told.sentence).strip().splitlines()
     assert lines[0].split() == ["stage", "left", "mass", "kept", "removed", "moved"]
     assert [line.split()[0] for line in lines[1:4]] == ["logit_bias", "temperature", "top_k"]
     assert re.fullmatch(r"top_k +3 +\d\d\.\d % +2: “<\d>”, “<\d>”", lines[3])

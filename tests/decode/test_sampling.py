@@ -15,7 +15,8 @@ from glassloop import Sampling, SamplingError
 
 DESIGN = (
     "temperature top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold epsilon_cutoff"
-    " eta_cutoff repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size dry_multiplier"
+    " eta_cutoff mirostat_tau mirostat_eta"
+    " repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size dry_multiplier"
     " dry_base dry_allowed_length logit_bias allowed_token_ids bad_words seed n max_tokens min_tokens stop"
     " stop_token_ids include_stop ignore_eos timeout stop_on_repetition revise revise_window revise_bits"
     " beam_width length_penalty early_stopping json_schema regex choice grammar diffusion adapter"

@@ -15,12 +15,14 @@ from hostile import glass
 from jsonschema_rs import validator_for
 
 from glassloop import GlassloopError, Run, Sampling, TraceError
+from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.decode.diffusion import Diffusion
-from glassloop.diffuse.replay import known_before
+from glassloop.diffuse.replay import known_before, last_filled
 from glassloop.trace.file import from_bytes, to_bytes, version_of
 from glassloop.trace.header import to_header
 from glassloop.trace.listing import Listing
 from glassloop.trace.store import Store
+from glassloop.trace.token import Token
 from glassloop.trace.validate import read_header
 
 OPTIONS = Diffusion(block=8, threshold=0.6, revise=1)
@@ -135,6 +137,7 @@ def test_every_place_is_explained_by_the_pass_that_filled_it(run):
         told = llm.explain(run, at)
         assert told.winner.id == run.tokens[at].id
         assert told.winner.luck == run.tokens[at].luck and told.sentence.startswith("In pass ")
+        assert told.difference is None
     first = run.passes[0]
     assert known_before(run, first) == [None] * 8
     masked = next(at for at in range(8) if at not in {each.at for each in first.filled})
@@ -155,6 +158,30 @@ def test_every_place_is_explained_by_the_pass_that_filled_it(run):
     known = next(at for at, token in enumerate(known_before(run, run.passes[last])) if token is not None)
     with pytest.raises(TraceError, match="is not masked"):
         llm.explain(run, known, number=last)
+
+
+def test_a_fill_that_the_record_has_otherwise_is_told_as_the_record_has_it(run):
+    llm, place = masked_llm(), 3
+    number = last_filled(run, place)
+    passes = list(run.passes)
+    filled = [
+        replace(each, id=(each.id + 1) % 255, logprob=-0.5) if each.at == place else each
+        for each in passes[number].filled
+    ]
+    passes[number] = replace(passes[number], filled=tuple(filled))
+    token = run.tokens[place]
+    fields = {name: getattr(token.chosen, name) for name in RECORD.names or ()} | {"logprob": -0.5}
+    chosen = Chosen.of(token.chosen.packed_alternatives, **fields)
+    changed = Token(chosen, token.text, token.bytes, token._pieces, "mask")
+    told = llm.explain(replace(run, tokens=[*run.tokens[:place], changed, *run.tokens[place + 1 :]]), place)
+    assert told.difference is not None and told.difference.fields == ("logprob",)
+    assert told.sentence.startswith("The record has other numbers for ")
+    assert f"Computed now: In pass {number}, with " in told.sentence
+    # Of a fill that is not in the text, the record of its pass has the token and its probabilities.
+    told = llm.explain(replace(run, tokens=run.tokens[:2], end=None, passes=passes), place)
+    assert told.difference is not None and told.difference.fields == ("id", "logprob")
+    assert told.taken.id != told.winner.id == token.id and told.difference.recorded.margin is None
+    assert llm.explain(replace(run, tokens=run.tokens[:2], end=None), place).difference is None
 
 
 def test_another_model_and_another_adapter_are_refused(run):

@@ -33,12 +33,6 @@ def _bits(ids: list[int], first: int) -> float:
     return total
 
 
-def test_a_loop_does_not_make_a_proposal_shorter_than_its_span():
-    looping = Sampling(seed=1, allowed_token_ids=[97], stop_on_repetition=2)
-    edit = infill(small_llm(), BEFORE, AFTER, 6, candidates=2, sampling=looping)
-    assert {each.text for each in edit.proposals} == {"aaaaaa"}
-
-
 def test_the_best_on_both_sides_is_taken():
     edit = infill(
         small_llm(), BEFORE, AFTER, 4, candidates=6, sampling=Sampling(seed=1, allowed_token_ids=LETTERS)

@@ -69,7 +69,7 @@ def test_holes_is_a_name_of_masks_that_are_ranked():
     [
         (replace(LETTERS, temperature=5.0), {"threshold": 0.5}),
         (
-            Sampling(seed=2, temperature=2.0, allowed_token_ids=list(range(97, 123)), stop_token_ids=[101]),
+            Sampling(seed=2, temperature=2.0, allowed_token_ids=list(range(97, 123))),
             {"threshold": 0.2, "revise": 1},
         ),
         (Sampling(seed=3, regex="[ab]{4}", temperature=5.0), {"most": 2, "threshold": None}),

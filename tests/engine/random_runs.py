@@ -59,6 +59,7 @@ def random_sampling(rng: np.random.Generator, **fixed: Any) -> Sampling:
     now_and_then(epsilon_cutoff=0.01)
     now_and_then(eta_cutoff=0.05)
     now_and_then(xtc_probability=0.5, xtc_threshold=0.05)
+    now_and_then(mirostat_tau=float(rng.uniform(0.5, 6)), mirostat_eta=float(rng.choice([0.1, 0.5])))
     now_and_then(repetition_penalty=1.3)
     now_and_then(presence_penalty=0.4)
     now_and_then(frequency_penalty=0.3)

@@ -187,9 +187,9 @@ def naive(
         if stops and not sampling.include_stop:
             made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)
             break
-        decoder.commit(chosen.id)
+        decoder.commit(chosen.id, chosen)
         tokens.append(chosen.id)
-        made.tokens.append(Token(chosen, text.feed(data), data, texts.piece))
+        made.tokens.append(Token(chosen, text.feed(data, not stops), data, texts.piece))
         ending = text.ending or stopper.after(decoder.history, 0.0)
         if stops:
             made.finish_reason, made.stop_reason = "stop", texts.piece(chosen.id)

@@ -77,6 +77,14 @@ def test_a_run_with_an_adapter_can_be_asked_about(adapted, tmp_path):
     again = run.fork(2, temperature=0.5)
     assert again.token_ids[:2] == run.token_ids[:2] and again.adapters == run.adapters
     assert again.replay().identical
+    for at, options in (
+        (0, {}),
+        (4, {}),
+        (4, {"prompt_logprobs": 1}),
+    ):  # each fork scores the prompt for itself
+        scored = adapted.generate(PROMPT, _with("sea", prompt_logprobs=2)).fork(at, adapter="land", **options)
+        assert scored.prompt_tokens[2].raw_logprob == scored.explain(3, of="prompt").taken.raw_logprob
+        assert scored.explain(3, of="prompt").difference is None
     other = run.fork(4, adapter="land")  # its past was drawn with the other adapter
     assert other.adapters == adapted.adapters and other.replay().identical
     other.save(tmp_path / "a.glass")

@@ -60,6 +60,7 @@ def _sampling(rng: np.random.Generator) -> Sampling:
     now_and_then(no_repeat_ngram_size=2)
     now_and_then(dry_multiplier=0.8)
     now_and_then(xtc_probability=0.5, xtc_threshold=0.05)
+    now_and_then(mirostat_tau=float(rng.uniform(0.5, 6)), mirostat_eta=float(rng.choice([0.1, 0.5])))
     now_and_then(stop=[chr(rng.integers(33, 127)), "ab"])
     now_and_then(logit_bias={EOS: float(rng.uniform(-2, 4))})
     now_and_then(min_tokens=min(5, given["max_tokens"]))
@@ -85,6 +86,7 @@ class _Adversary:
     """Guesses at random, always as many as it may."""
 
     name = "lookup"
+    is_own = True
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -100,6 +102,7 @@ class _Oracle:
     """Knows what will come, but for a slip now and then: guesses long and mostly right."""
 
     name = "lookup"
+    is_own = True
 
     def __init__(self, rng: np.random.Generator, prompt_length: int, expected: list[int]) -> None:
         self._rng, self._prompt_length, self._expected = rng, prompt_length, expected
@@ -232,7 +235,7 @@ def _diffused(
     number = int(rng.integers(0, 3))
     mask = Mask(0, number)
     for _ in range(int(rng.integers(1, 3))):
-        sampling = replace(_sampling(rng), prompt_logprobs=0, adapter=None)
+        sampling = replace(_sampling(rng), prompt_logprobs=0, adapter=None, mirostat_tau=0.0)
         options = Diffusion(
             block=int(rng.integers(1, min(24, step_rows // 2) + 1)),
             passes=None if rng.random() < 0.5 else int(rng.integers(1, 9)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from math import inf
 
@@ -10,9 +11,12 @@ import pytest
 from engine.random_runs import PROMPT, random_run, random_sampling, small_llm
 from engine.small import CONTEXT, model, naive
 
-from glassloop import LLM, GlassloopError, Run, Sampling, TraceError
+from glassloop import LLM, Candidates, GlassloopError, Run, Sampling, SamplingError, Step, TraceError, stage
+from glassloop.decode.chosen import RECORD, Chosen
+from glassloop.decode.stage import REGISTER
 from glassloop.model.cache import Branches
 from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.trace.token import Token
 
 # Each scenario has some 20 tokens. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
 SCENARIOS = int(os.environ.get("GLASSLOOP_SCENARIOS", "250"))
@@ -22,6 +26,7 @@ def check_explained(run: Run, at: int, llm: LLM | None = None) -> None:
     """All that an explanation shares with the record is equal, not nearly."""
     token = [*run.tokens, run.end][at]
     told = run.explain(at, llm=llm)
+    assert told.difference is None
     assert told.taken.id == token.id and told.source == token.source
     assert told.taken.raw_logprob == token.raw_logprob and told.taken.rank == token.rank
     assert (-inf if told.taken.logprob is None else told.taken.logprob) == token.logprob
@@ -89,7 +94,11 @@ def test_a_fork_is_what_a_fresh_run_forced_to_the_same_tokens_is(seed):
     if run.error is not None or len(run.tokens) < 10:
         return
     token = int(rng.integers(97, 123))
-    fork = run.fork(6, token=token)
+    try:
+        fork = run.fork(6, token=token)
+    except SamplingError as error:  # after the other token the stages are at odds
+        assert "no token is left" in str(error)
+        return
     expected = naive(model(), fork, forced=[*run.token_ids[:6], token])
     assert fork.tokens == expected.tokens and fork.text == expected.text
     assert fork.cached_tokens >= len(PROMPT)  # what the parent computed is not computed again
@@ -130,7 +139,7 @@ def test_a_token_of_the_prompt_is_explained_as_it_was_scored(seed):
         assert told.winner.id == token.alternatives[0].id and told.winner.luck == 0
         by_id = {racer.id: racer for racer in told.candidates}
         assert all(by_id[other.id].logprob == other.logprob for other in token.alternatives)
-        assert "is part of the prompt" in told.sentence
+        assert "is part of the prompt" in told.sentence and told.difference is None
 
 
 def test_logits_are_those_of_the_whole_text_computed_anew():
@@ -174,7 +183,111 @@ def test_another_op_set_has_the_same_tokens_and_nearly_the_same_numbers():
     run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=20))
     verdict = run.replay(small_llm("reference"))
     assert not verdict.identical and verdict.same_tokens == verdict.tokens and 0 < verdict.largest < 0.01
-    assert "but not the same numbers" in str(verdict) and "replayed with reference" in str(verdict)
+    assert "but not the same numbers" in str(verdict) and "computed again with reference" in str(verdict)
+
+
+def forged(token: Token, **changes: float) -> Token:
+    """The token with other numbers in its record."""
+    fields = {name: getattr(token.chosen, name) for name in RECORD.names or ()}
+    return Token(
+        Chosen.of(token.chosen.packed_alternatives, **fields | changes),
+        token.text,
+        token.bytes,
+        token._pieces,
+        token.source,
+    )
+
+
+def test_a_run_of_another_op_set_is_explained_with_both_numbers():
+    run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=20, prompt_logprobs=3))
+    other = small_llm("reference")
+    for of, tokens, first in (("answer", run.tokens, 0), ("prompt", run.prompt_tokens, 1)):
+        for at, token in enumerate(tokens[:12], first):
+            told = run.explain(at, llm=other, of=of)
+            found = told.difference
+            assert found is not None and found.recorded.id == found.now.id == told.taken.id == token.id
+            assert found.recorded.logprob == token.logprob and found.now.logprob == told.taken.logprob
+            made = (
+                f"The run was made with {small_llm().op_set}, computed again with reference. Computed now: "
+            )
+            assert told.sentence.startswith(f"The record has other numbers for “{token.piece}” (")
+            assert made in told.sentence and told.to_dict()["difference"]["sentence"] in told.sentence
+    assert run.explain(3, llm=other, temperature=0.5).difference is None  # a what-if has no record
+    assert run.explain(20, llm=other).difference is None  # nor has the next token
+
+
+def test_a_token_that_would_not_come_now_is_told_as_the_record_has_it():
+    """The margin of a close race is within the difference of two op sets: either token may be recorded."""
+    run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=20, temperature=2.0, ignore_eos=True))
+    at = min(range(20), key=lambda at: run.tokens[at].margin)
+    token = run.tokens[at]
+    assert token.runner_up is not None
+    run.tokens[at] = forged(token, id=token.runner_up, runner_up=token.id, logprob=-0.5, margin=0.25)
+    for ask in (run.explain, lambda at: run.explain(at, llm=small_llm("reference"))):
+        told = ask(at)
+        found = told.difference
+        assert found is not None and "id" in found.fields
+        assert (told.taken.id, told.winner.id) == (token.runner_up, token.id)
+        assert (found.recorded.id, found.now.id, found.recorded.margin) == (token.runner_up, token.id, 0.25)
+        piece = small_llm().piece(token.runner_up)
+        assert told.sentence.startswith(f"The record has “{piece}” (60.7 %, won by 0.25); computed now, ")
+        assert f"computed now, “{token.piece}” wins (" in told.sentence
+        assert f"Computed now: “{token.piece}” was " in told.sentence
+        printed = str(told)
+        assert printed.index("The record has") < printed.index("token ")  # before the tables
+        assert "The record has" in told._repr_html_()
+    assert "Why is not known: the stages or the weights may not be the same" in run.explain(at).sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"entropy": 1.25}, ", entropy 1.25) than are computed now ("),
+        ({"margin": inf}, "no other token left) than"),
+        ({"logprob": -inf}, "(removed by a stage, won by"),
+        ({"survivors": 7}, ", survivors 7) than"),
+    ],
+)
+def test_every_number_of_the_record_is_compared(change, said):
+    run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=4, ignore_eos=True))
+    run.tokens[2] = forged(run.tokens[2], **change)
+    told = run.explain(2)
+    assert told.difference is not None and told.difference.fields == tuple(change)
+    assert said in told.sentence, told.sentence
+    assert json.loads(json.dumps(told.to_dict(), allow_nan=False))["difference"]["fields"] == [*change]
+
+
+def test_forced_tokens_and_beams_are_compared_too():
+    llm = small_llm()
+    beams = llm.generate(PROMPT, Sampling(beam_width=3, max_tokens=6, seed=1, ignore_eos=True))
+    forced = llm.generate(PROMPT, Sampling(seed=5, max_tokens=6, ignore_eos=True)).fork(2, token=101)
+    for run in (beams, forced):
+        assert run.explain(2).difference is None
+        run.tokens[2] = forged(run.tokens[2], raw_logprob=-1.5)
+        told = run.explain(2)
+        assert told.difference is not None and told.difference.fields == ("raw_logprob",)
+        assert told.source == run.tokens[2].source and "Computed now: " in told.sentence
+
+
+def test_a_stage_with_state_is_found_out_and_the_record_comes_first():
+    calls = 0
+
+    @stage("every_other", kind="mask")
+    def every_other(candidates: Candidates, step: Step) -> Candidates:
+        nonlocal calls
+        calls += 1
+        return candidates.without(candidates.ids[:1]) if calls % 2 else candidates
+
+    try:
+        options = Sampling(temperature=0, max_tokens=5, ignore_eos=True, stages=["every_other"])
+        run = small_llm().generate(PROMPT, options)
+        calls = 0
+        told = run.explain(1)  # chosen in the second call, explained in the first one
+        assert told.difference is not None and told.taken.id == run.token_ids[1] != told.winner.id
+        assert told.sentence.startswith(f"The record has “{run.tokens[1].piece}” (")
+        assert "a stage that keeps state" in told.sentence
+    finally:
+        del REGISTER["every_other"]
 
 
 def test_the_place_behind_the_last_token_is_that_of_the_next_one():

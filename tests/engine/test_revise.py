@@ -12,6 +12,7 @@ from engine.random_runs import PROMPT, SmallLLM, small_llm
 from engine.small import CONTEXT, finish, loop, model, request, tokenizer
 
 from glassloop import Run, Sampling, SamplingError
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import fork_salt
 from glassloop.engine.request import Request
@@ -29,17 +30,19 @@ def definition(prompt: list[int], sampling: Sampling, seed: int, salt: int) -> t
     logits of the whole text; then the last ones are looked at. Also returns the places of revisions."""
     small, texts = model(), tokenizer()
     ids: list[int] = []
+    made: list[Chosen] = []
     surprise: list[float] = []
     places: list[int] = []
     since = 0
     while len(ids) < sampling.max_tokens:
         decoder = Decoder(sampling, 257, seed, prompt, salt, texts, tuple(texts.eos_ids), small.ops.rows)
-        for token in ids:
-            decoder.commit(token)
+        for before in made:
+            decoder.commit(before.id, before)
         chosen = decoder.choose(Branches(small, CONTEXT + 32).forward([(0, 0, [*prompt, *ids])])[0])
         if chosen.id in texts.eos_ids:
             break
         ids.append(chosen.id)
+        made.append(chosen)
         surprise.append(-chosen.raw_logprob / log(2))
         window = sampling.revise_window
         if len(ids) == sampling.max_tokens or len(places) == sampling.revise or len(ids) - since < window:
@@ -49,14 +52,14 @@ def definition(prompt: list[int], sampling: Sampling, seed: int, salt: int) -> t
             places.append(since)
             # The counter of forks is that of the run which was taken back, so it is always the first.
             salt = fork_salt(salt, len(prompt) + since, 1)
-            del ids[since:], surprise[since:]
+            del ids[since:], made[since:], surprise[since:]
     return ids, places
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_what_the_definition_says_whatever_runs_beside_it(seed, monkeypatch):
     monkeypatch.setattr(NativeOps, "step_rows", [512, 24][seed % 2])
-    sampling = replace(SAMPLING, seed=seed, n=2)
+    sampling = replace(SAMPLING, seed=seed, n=2, mirostat_tau=8.0 if seed % 3 == 2 else 0.0)
     asked = request(PROMPT, sampling)
     others = [request(PROMPT[:9], Sampling(seed=n, max_tokens=30, revise=n % 3)) for n in range(3)]
     engine = loop(model(), pages=[1000, 14][seed % 2])

@@ -236,6 +236,10 @@ def test_a_run_of_another_op_set_is_explained_and_not_continued(tiny, tiny_llm):
     assert server.get(path).json()["ops"] == "reference" and len(server.get(path).json()["tokens"]) == 4
     told = why(server, path, 1)
     assert told["actual"]["id"] == made.token_ids[1] and why(server, path, 1, seed=4)["seed"] == 4
+    assert told["difference"]["recorded"]["logprob"] == made.tokens[1].logprob
+    assert told["difference"]["now"]["logprob"] == told["taken"]["logprob"] != made.tokens[1].logprob
+    assert f"made with reference, computed again with {tiny_llm.op_set}" in told["sentence"]
+    assert why(server, path, 1, seed=4)["difference"] is None
     # A record from before op sets were recorded names none, and goes on.
     old = glass.with_headers(file, {**glass.read(file)[0].header, "ops": "", "id": "00000000000000cc"})
     path = take(server, old)

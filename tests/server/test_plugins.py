@@ -76,7 +76,7 @@ def test_the_stages_of_a_plugin_are_listed_by_file_name_alone(with_plugin):
 
 
 def test_a_server_without_the_plugin_opens_its_run_and_says_what_is_missing(with_plugin, server):
-    body = {"prompt": "My sister has a cat.", "sampling": {**OWN, "max_tokens": 5}}
+    body = {"prompt": "My sister has a cat.", "sampling": {**OWN, "max_tokens": 5, "ignore_eos": True}}
     id = with_plugin.post("/api/runs", body).json()["runs"][0]["id"]
     with_plugin.get(f"/api/runs/{id}/events")
     file = with_plugin.get(f"/api/runs/{id}/export").content

@@ -40,7 +40,7 @@ def test_what_is_written_is_what_the_schemas_say(seed):
     rng = np.random.default_rng(seed)
     run = random_run(rng, beam_width=3, n=2) if seed % 4 == 0 else random_run(rng)
     if run.tokens and seed % 4 == 1:
-        run = run.fork(1, temperature=0.5)
+        run = run.fork(1, temperature=0.5, max_tokens=40)
     plan, _ = pack(pack_tokens(records_of(run)))
     header = json.loads(json.dumps({**to_header(run), "columns": plan}, allow_nan=False))
     plain = json.loads(json.dumps(run.to_dict(), allow_nan=False))

@@ -180,14 +180,17 @@ def _print(run: Run, place: str, before: str, piece: str | None, source: str, to
     model = visible(run.model, newlines=False)
     print(wrapped(f"{place} · {model} · seed {told.seed} · {source}") + "\n")
     print_reasons(told)
-    print("\n" + wrapped(visible(told.sentence)))
 
 
 def print_reasons(told: Explanation) -> None:
-    """Prints the tables of the stages and of the race."""
-    from glassloop.cli.terminal import print_table
+    """Prints the tables of the stages and of the race, and the sentence. Where the record differs from what
+    is computed now, the sentence, which says so, comes first."""
+    from glassloop.cli.terminal import print_table, visible, wrapped
     from glassloop.decode.explain_text import race_table, stage_table
 
+    said = wrapped(visible(told.sentence))
+    if told.difference is not None:
+        print(said + "\n")
     if told.stages:
         stages = stage_table(told)
         print_table(stages.header, stages.rows, right=stages.right, fold=("removed", "moved"))
@@ -195,3 +198,5 @@ def print_reasons(told: Explanation) -> None:
     race = race_table(told)
     won = next(place for place, racer in enumerate(told.candidates) if racer.id == told.taken.id)
     print_table(race.header, race.rows, right=race.right, bold=won)
+    if told.difference is None:
+        print("\n" + said)

@@ -76,6 +76,7 @@ class RunSoFar:
     tokens: tuple[int, ...]
     revision: Revision | None = None  # if the run takes tokens back
     id: str = ""  # by which the replica can forget it
+    records: tuple[bytes, ...] = ()  # of the tokens, if a stage needs them
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,8 @@ class Replica:
             )
             run.id = each.id or run.id
             run.tokens = [self._known(token) for token in each.tokens]
+            for token, record in zip(run.tokens, each.records, strict=False):
+                token.chosen = Chosen(record)
             if each.revision is not None:
                 told = each.revision
                 run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]

@@ -7,6 +7,7 @@ import time
 
 from glassloop.cluster.delivery import held_back, set_facts
 from glassloop.cluster.messages import Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
+from glassloop.decode.chain import needs_record
 from glassloop.engine.request import Request
 from glassloop.engine.revise import place_to_take_back, salt_after, settled
 from glassloop.trace.run import Run
@@ -67,7 +68,14 @@ class Stream:
             sampling=request.sampling,
             runs=tuple(
                 RunSoFar(
-                    run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids), _revision(run), run.id
+                    run.seed,
+                    run.salt,
+                    run.sample,
+                    run.sampling,
+                    tuple(run.token_ids),
+                    _revision(run),
+                    run.id,
+                    _records(run),
                 )
                 for run in self.runs
             ),
@@ -144,6 +152,10 @@ def _revision(run: Run) -> Revision | None:
         return None
     tokens = [TokenData.of(token) for token in run.tokens]
     return Revision(tokens, run.fork_at, run.revised, dict(run.forks))
+
+
+def _records(run: Run) -> tuple[bytes, ...]:
+    return tuple(token.chosen.data for token in run.tokens) if needs_record(run.sampling) else ()
 
 
 def _sum(before: Facts, after: Facts) -> Facts:

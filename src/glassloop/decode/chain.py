@@ -45,9 +45,10 @@ DEFAULT_ORDER = (
     "xtc",
     "epsilon_cutoff",
     "eta_cutoff",
+    "mirostat",
 )
 
-_BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff")  # stages that look at probabilities
+_BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff", "mirostat")  # stages that look at probabilities
 
 Observer = Callable[[Stage, Candidates, Candidates], None]  # (stage, before, after)
 
@@ -84,6 +85,23 @@ def expand_stages(stages: tuple[str, ...] | None) -> tuple[str, ...]:
         return DEFAULT_ORDER
     parts = [DEFAULT_ORDER if name == DEFAULT else (name,) for name in stages]
     return tuple(name for part in parts for name in part)
+
+
+def needs_record(sampling: Sampling) -> bool:
+    """Returns whether a stage that a request runs needs the records of the tokens so far; True if a stage is
+    not registered here, of which that is not known."""
+    stages = [REGISTER.get(name) for name in expand_stages(sampling.stages)]
+    return any(stage is None or (stage.needs_record and stage.active(sampling)) for stage in stages)
+
+
+def check_needs_no_record(sampling: Sampling, why: str) -> None:
+    """Raises if a stage that a request runs needs the records of the tokens so far. `why` says why there are
+    none."""
+    for name in expand_stages(sampling.stages):
+        stage = REGISTER.get(name)
+        if stage is not None and stage.needs_record and stage.active(sampling):
+            problem = f"is given; the stage {name} needs the record of every token before, and {why}"
+            raise SamplingError.about(_option_of(name, sampling), problem)
 
 
 def known_stages() -> list[str]:
@@ -216,9 +234,11 @@ def _option_of(stage: str, sampling: Sampling) -> str:
     """Returns the name of the option that made a request run a stage."""
     if stage == "grammar":
         return next(name for name in CONSTRAINTS if getattr(sampling, name) is not None)
-    named = {"allowed_tokens": "allowed_token_ids", "no_repeat_ngram": "no_repeat_ngram_size"}.get(
-        stage, stage
-    )
+    named = {
+        "allowed_tokens": "allowed_token_ids",
+        "no_repeat_ngram": "no_repeat_ngram_size",
+        "mirostat": "mirostat_tau",
+    }.get(stage, stage)
     return named if hasattr(sampling, named) else "stages"
 
 

@@ -39,3 +39,9 @@ def race_of_forced(candidates: Candidates, step: Step, token: int) -> Race:
         won.id,
         logit + noise - (won.logit + won.luck),
     )
+
+
+def race_of_found(candidates: Candidates, token: int) -> Race:
+    """Returns the race of a token that a beam search found: it has no luck and no runner-up."""
+    logit = float(candidates.logits_of(np.array([token]))[0])
+    return Race(token, len(candidates.ids), logit, 0.0, None, 0.0)

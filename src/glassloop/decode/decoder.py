@@ -22,6 +22,7 @@ from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen, pack_alternativ
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.history import History
 from glassloop.decode.luck import Race, branch_key
+from glassloop.decode.past_choices import PastChoices
 from glassloop.decode.rules import Action, RowRequest
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Step
@@ -79,6 +80,7 @@ class Decoder:
             grammar=None if compiled.grammar is None else compiled.grammar.fork(),
             bad_words=None if compiled.bad_words is None else compiled.bad_words.watch(prompt),
             tokenizer=tokenizer,
+            past_choices=PastChoices() if any(stage.needs_record for stage in self.chain) else None,
         )
 
     def choose(self, logits: Float32) -> Chosen:
@@ -184,7 +186,13 @@ class Decoder:
             return token in sampling.stop_token_ids
         return token in self.step.ending_ids.tolist()
 
-    def commit(self, token: int) -> None:
+    def commit(self, token: int, chosen: Chosen | None = None) -> None:
+        """Moves on by a token. `chosen` is its record, without which stages that need it cannot run."""
+        if self.step.past_choices is not None:
+            if chosen is None:
+                names = " and ".join(stage.name for stage in self.chain if stage.needs_record)
+                raise SamplingError(f"{names}: the record of every token is needed; token {token} has none")
+            self.step.past_choices.append(chosen)
         self.history.append(token)
         self.step.position += 1
         if self.step.bad_words is not None:
@@ -199,6 +207,7 @@ class Decoder:
         made.step = step
         step.grammar = step.grammar and step.grammar.fork()
         step.bad_words = step.bad_words and step.bad_words.fork()
+        step.past_choices = None if step.past_choices is None else step.past_choices.copy()
         if salt is not None:
             step.salt, made._request, made._prediction = salt, None, None
         return made
@@ -211,6 +220,8 @@ class Decoder:
                 f"cannot go back to {length} generated tokens; there are {self.history.generated_length}"
             )
         self.history.truncate(length)
+        if self.step.past_choices is not None:
+            self.step.past_choices.truncate(length)
         self.step.position -= back
         for follower in (self.step.grammar, self.step.bad_words):
             if follower is not None:

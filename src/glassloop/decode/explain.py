@@ -1,12 +1,14 @@
 """Why a token was chosen: the same stages and the same choice on the same logits, with an observer.
 
-Its numbers are those of the record; with other options they are those that would have been.
+Its numbers are those of the record, and where they are not, it says so first; with other options they are
+those that would have been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
@@ -14,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.decode.candidates import Candidates
-from glassloop.decode.choose import pick_winner
+from glassloop.decode.choose import pick_winner, race_of_forced, race_of_found
+from glassloop.decode.chosen import ALTERNATIVE, Chosen
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.luck import luck_key, luck_of
+from glassloop.decode.difference import RecordDifference, difference_of
+from glassloop.decode.luck import Race, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.sentence import BeamRank, Outcome, sentence
-from glassloop.decode.stage import Stage
+from glassloop.decode.stage import Stage, Step
 from glassloop.decode.temperatures import winning_temperatures
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.quant import Float32
@@ -81,7 +85,9 @@ class Explanation:
     winner: Racer
     runner_up: Racer | None
     margin: float
-    taken: Racer  # the token that came: the winner, unless it was forced, found by a search or given
+    taken: (
+        Racer  # the token that came: the winner, unless it was forced, found by a search, given or recorded
+    )
     source: str  # sampled, draft (guessed, and confirmed), forced, beam, prompt
     beam: BeamRank | None  # how the beam did that the token is on, where the record has its search
     sentence: str
@@ -89,6 +95,9 @@ class Explanation:
     # The other engine that chose the token. Only the log-probabilities that it gave are known then; luck,
     # margin and the log-probabilities after the stages are NaN, and ranks are 0.
     upstream: str | None = None
+    # How the record differs from what is computed now, which all other fields but `taken` and `source` tell.
+    # None if it does not differ, if there is no record, and in a what-if.
+    difference: RecordDifference | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
@@ -102,6 +111,7 @@ class Explanation:
         plain["beam"] = self.beam and self.beam._asdict()
         plain["margin"] = None if self.margin == inf else self.margin
         plain["notes"] = list(self.notes)
+        plain["difference"] = self.difference and self.difference.to_dict()
         if self.upstream is not None:
             known: dict[str, Any] = _without_unknown(plain)
             return known
@@ -128,6 +138,7 @@ def explain(
     position: int | None = None,
     *,
     prompt_length: int | None = None,
+    choices: Sequence[Chosen] = (),
     salt: int = 0,
     tokenizer: Tokenizer | None = None,
     eos_ids: Sequence[int] = (),
@@ -138,14 +149,22 @@ def explain(
     beam: BeamRank | None = None,
     refused: int | None = None,
     never: Sequence[int] = (),
+    introduction: str = "",
+    recorded: Mapping[str, Any] | None = None,
+    reasons: Sequence[str] = (),
     **overrides: Any,
 ) -> Explanation:
     """Returns why the token after `tokens` is what it is. The first `prompt_length` of these are the prompt,
-    all of them if it is not given. Any field of `Sampling` among the overrides makes it a what-if.
+    all of them if it is not given; `choices` are the records of the others, which some stages need. Any field
+    of `Sampling` among the overrides makes it a what-if.
 
     `taken` is the token that came, where the race did not decide that: by its `source` it was forced, is on
     a beam or belongs to the prompt. Beams and prompts have no luck, and no stage applies to a prompt.
-    `refused` is the wrong guess of a drafter, `never` are ids that cannot be chosen.
+    `refused` is the wrong guess of a drafter, `never` are ids that cannot be chosen. The sentence begins with
+    the `introduction`.
+
+    `recorded` are the numbers of the record by name, those of `numbers_of` or some of them. If the choice
+    gives others now, the explanation has the `difference`, for which `reasons` may be known.
     """
     if overrides:
         sampling = sampling.changed(overrides)
@@ -155,8 +174,8 @@ def explain(
     else:
         known = (sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
         decoder = Decoder(*known, never=never)
-        for token in tokens[prompt_length:]:
-            decoder.commit(token)
+        for token, chosen in zip_longest(tokens[prompt_length:], choices):
+            decoder.commit(token, chosen)
     step = decoder.step
     step.position = len(tokens) if position is None else position
 
@@ -167,7 +186,8 @@ def explain(
 
     # Shown are the favourites before and after the stages, and every token that the sentence may name.
     named = {int(i) for i in [*summary.ids[:shown], *left.ids[:shown], choice.id] if logits[i] > -inf}
-    named |= {other for other in (taken, choice.runner_up, refused) if other is not None}
+    came = taken if recorded is None else int(recorded["id"])
+    named |= {other for other in (taken, came, choice.runner_up, refused) if other is not None}
     ids = np.array(sorted(named))
     luck = luck_of(luck_key(seed, salt, step.position), ids) if lucky else np.zeros(len(ids))
     after = left.logits_of(ids)
@@ -199,6 +219,18 @@ def explain(
         lucky,
         winning_temperatures(left, step, decoder.chain, choice.id) if lucky and runner_up else None,
     )
+    difference = None
+    if recorded is not None:
+        if source == "prompt":
+            count = len(recorded["packed_alternatives"]) // ALTERNATIVE.itemsize
+            made = decoder.record_prompt(logits, came if came is not None else choice.id, count)
+        else:
+            made = decoder.record_choice(logits, summary, left, _race_of(source, taken, choice, left, step))
+        difference = difference_of(recorded, made, watcher.text, reasons)
+    arrived = winner if came is None else by_id[came]
+    said = introduction + sentence(
+        source, outcome, beam, None if refused is None else by_id[refused], arrived
+    )
     return Explanation(
         step.position,
         seed,
@@ -209,11 +241,21 @@ def explain(
         winner,
         runner_up,
         choice.margin,
-        winner if taken is None else by_id[taken],
+        arrived,
         source,
         beam,
-        sentence(source, outcome, beam, None if refused is None else by_id[refused]),
+        said if difference is None else f"{difference.sentence} Computed now: {said}",
+        difference=difference,
     )
+
+
+def _race_of(source: str, taken: int | None, choice: Race, left: Candidates, step: Step) -> Race:
+    """Returns the race as the record of a token of this source has it."""
+    if taken is not None and source == "forced":
+        return race_of_forced(left, step, taken)
+    if taken is not None and source == "beam":
+        return race_of_found(left, taken)
+    return choice
 
 
 class _Watcher:

@@ -17,7 +17,10 @@ def explanation_text(told: Explanation) -> str:
     place = f"{quoted(told.taken.text)} at position {told.position} (prompt included)"
     first = f"{place} · seed {told.seed} · {told.source}"
     stages = [str(stage_table(told))] if told.stages else []
-    return "\n\n".join([first, *stages, str(race_table(told)), visible(told.sentence)])
+    parts = [*stages, str(race_table(told))]
+    # What the record has comes before all that is computed now.
+    parts.insert(len(parts) if told.difference is None else 0, visible(told.sentence))
+    return "\n\n".join([first, *parts])
 
 
 def stage_table(told: Explanation) -> PlainTable:

@@ -104,6 +104,15 @@ class Sampling:
     eta_cutoff: float = number(
         0.0, 0, 1, below=True, help="Like epsilon_cutoff, but milder where the entropy is high; 0 is off."
     )
+    mirostat_tau: float = number(
+        0.0,
+        0,
+        100,
+        help="Mirostat: hold the surprise of the tokens near this, in bits per token, by a cut; 0 is off.",
+    )
+    mirostat_eta: float = number(
+        0.1, 0, 1, help="How fast Mirostat moves its cut towards the target: its learning rate."
+    )
     # What has been said before
     repetition_penalty: float = number(
         1.0, 0.01, 100, help="Above 1 makes tokens of the prompt and the text so far less likely; 1 is off."

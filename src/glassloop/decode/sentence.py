@@ -29,9 +29,11 @@ class Outcome(NamedTuple):
     temperatures: tuple[float, float] | None  # between these the winner would be the same, if that is known
 
 
-def sentence(source: str, outcome: Outcome, beam: BeamRank | None, refused: Racer | None) -> str:
+def sentence(
+    source: str, outcome: Outcome, beam: BeamRank | None, refused: Racer | None, came: Racer | None = None
+) -> str:
     """Returns the explanation in plain English. `source` is where the token came from; `refused` is the wrong
-    guess of a drafter."""
+    guess of a drafter; `came` is the token of the record, by default the winner."""
     taken = outcome.taken
     if source == "prompt" and taken is not None:
         return _of_prompt(taken, outcome.favourite)
@@ -44,7 +46,7 @@ def sentence(source: str, outcome: Outcome, beam: BeamRank | None, refused: Race
     if outcome.temperatures is not None:
         parts.append(f"with this luck it would win at any temperature{_between(*outcome.temperatures)}")
     race = "; ".join([*parts, *_before_the_stages(outcome)])
-    return f"{race}.{_drafted(source, outcome, refused)}"
+    return f"{race}.{_drafted(source, came or outcome.winner, outcome.winner, refused)}"
 
 
 def _of_prompt(taken: Racer, favourite: Racer) -> str:
@@ -93,11 +95,12 @@ def _of_beam(outcome: Outcome, beam: BeamRank | None) -> str:
     return kept + scored + "; ".join([alone, *_before_the_stages(outcome)]) + "."
 
 
-def _drafted(source: str, outcome: Outcome, refused: Racer | None) -> str:
+def _drafted(source: str, came: Racer, winner: Racer, refused: Racer | None) -> str:
     if refused is not None:
-        chosen = outcome.taken or outcome.winner
-        return f" The drafter had guessed {_quoted(refused)}; the model chose {_quoted(chosen)}."
-    return " The drafter had guessed it." if source == "draft" else ""
+        return f" The drafter had guessed {_quoted(refused)}; the model chose {_quoted(came)}."
+    if source != "draft":
+        return ""
+    return f" The drafter had guessed {'it' if came.id == winner.id else _quoted(came)}."
 
 
 def _race(outcome: Outcome) -> str:
@@ -144,7 +147,12 @@ def _between(lowest: float, highest: float) -> str:
 
 
 def _quoted(token: Racer) -> str:
-    shown = token.text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return in_quotes(token.text)
+
+
+def in_quotes(text: str) -> str:
+    """Returns the text of a token as a sentence has it."""
+    shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return f"“{shown}”"
 
 

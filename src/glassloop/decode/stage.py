@@ -28,6 +28,7 @@ from glassloop.decode.candidates import Candidates, NoneLeft
 from glassloop.decode.history import History
 from glassloop.decode.option import OptionValue
 from glassloop.decode.parameters import Parameter, bind, parameters_of
+from glassloop.decode.past_choices import PastChoices
 from glassloop.decode.rules import Rule
 from glassloop.decode.sampling import DEFAULT, Sampling
 from glassloop.errors import GlassloopError, SamplingError, contained
@@ -59,6 +60,16 @@ class Step:
     grammar: Grammar | None = None  # its state on this branch
     bad_words: Watch | None = None
     tokenizer: Tokenizer | None = None  # the model's own; None where there are only logits
+    past_choices: PastChoices | None = None  # None if no stage of the request needs them
+
+    @property
+    def record(self) -> PastChoices:
+        """The records of the generated tokens so far, for a stage that was registered to need them."""
+        if self.past_choices is None:
+            raise SamplingError(
+                "a stage reads step.record, which is kept for stages registered with needs_record=True only"
+            )
+        return self.past_choices
 
 
 Run = Callable[..., Candidates]  # of the candidates, the step and, by keyword, the options of the stage
@@ -92,6 +103,7 @@ class Stage(NamedTuple):
     fixed: bool = False  # whether the rule is the same at every step of a request
     parameters: Mapping[str, Parameter] = {}  # the options that a request can give
     plugin: Plugin | None = None  # where it is defined; None if it is built in or that is not known
+    needs_record: bool = False  # whether it reads `step.record`
 
     def with_options(self, options: Mapping[str, OptionValue]) -> Stage:
         """Returns the stage with the options of one request, which are checked."""
@@ -100,24 +112,37 @@ class Stage(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, kind: StageKind, rule: Ruling, active: Callable[[Sampling], Any], fixed: bool = False
+        cls,
+        name: str,
+        kind: StageKind,
+        rule: Ruling,
+        active: Callable[[Sampling], Any],
+        fixed: bool = False,
+        needs_record: bool = False,
     ) -> Stage:
         """Returns a built-in stage that is defined by its rule."""
 
         def run(candidates: Candidates, step: Step) -> Candidates:
             return candidates.following(rule(step))
 
-        return cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed)
+        made = cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed)
+        return made._replace(needs_record=needs_record)
 
 
 REGISTER: dict[str, Stage] = {}
 
 
 def stage(
-    name: str, *, kind: StageKind, active: Callable[[Sampling], bool] | None = None, built_in: bool = False
+    name: str,
+    *,
+    kind: StageKind,
+    active: Callable[[Sampling], bool] | None = None,
+    needs_record: bool = False,
+    built_in: bool = False,
 ) -> Callable[[Run], Run]:
     """Registers a function as the stage of this name. `active` says when a request that lists it runs it. The
-    parameters of the function after the candidates and the step are the stage's options."""
+    parameters of the function after the candidates and the step are the stage's options. A stage that reads
+    `step.record` has to say so by `needs_record`."""
     if not isinstance(name, str) or not name or name == DEFAULT:
         expected = f"a text other than {DEFAULT!r}, the word for the default order, is expected"
         raise SamplingError(f"the name of a stage is {shown(name)}; {expected}")
@@ -130,7 +155,7 @@ def stage(
         known = REGISTER.get(name)
         if known is not None and known.built_in:
             raise SamplingError(f"stage {name!r} is built in; another name is expected")
-        made = Stage(name, kind, run, active or _always, built_in)
+        made = Stage(name, kind, run, active or _always, built_in, needs_record=needs_record)
         if not built_in:
             made = made._replace(
                 run=_named(name, run), parameters=parameters_of(name, run), plugin=_source_of(run)
@@ -195,12 +220,17 @@ def built_in(name: str, kind: StageKind, active: Callable[[Sampling], Any]) -> C
 
 
 def by_rule(
-    name: str, kind: StageKind, active: Callable[[Sampling], Any], *, fixed: bool = False
+    name: str,
+    kind: StageKind,
+    active: Callable[[Sampling], Any],
+    *,
+    fixed: bool = False,
+    needs_record: bool = False,
 ) -> Callable[[Ruling], Ruling]:
     """Registers a built-in stage by a function that returns its rule. A fixed one is called once."""
 
     def register(rule: Ruling) -> Ruling:
-        REGISTER[name] = Stage.of(name, kind, rule, active, fixed)
+        REGISTER[name] = Stage.of(name, kind, rule, active, fixed, needs_record)
         return rule
 
     return register

@@ -24,6 +24,7 @@ NEEDS = {
     "xtc_threshold": "xtc_probability",
     "dry_base": "dry_multiplier",
     "dry_allowed_length": "dry_multiplier",
+    "mirostat_eta": "mirostat_tau",
     "revise_window": "revise",
     "revise_bits": "revise",
     "length_penalty": "beam_width",
@@ -42,6 +43,8 @@ class TaskKind:
         """Raises for the first option that was given and that this kind of task refuses. An option counts as
         given if it differs from its default and from `own`: the options that the task has by itself, such as
         those of the run that is forked."""
+        if not isinstance(sampling, Sampling):
+            raise SamplingError.about("sampling", f"is {shown(sampling)}; a Sampling is expected")
         for name, reason in self.refused.items():
             value = getattr(sampling, name)
             if value != getattr(_PLAIN, name) and value != getattr(own, name):
@@ -69,6 +72,7 @@ def _kind(name: str, *refusals: tuple[str, str]) -> TaskKind:
 
 _ENDINGS = "stop stop_token_ids include_stop ignore_eos stop_on_repetition"
 _LEFT_TO_RIGHT = ("diffusion", "it draws from left to right")
+_NO_RECORD = ("mirostat_tau", "it follows the surprise of the tokens before, which masks have not")
 
 SAMPLE = _kind("a sample")
 SAMPLES = _kind("n samples")
@@ -88,6 +92,7 @@ DIFFUSION = _kind(
     ("revise", "it has a revise of its own, diffusion={'revise': 1}"),
     ("adapter", "it has an adapter of its own, for masked rows"),
     ("prompt_logprobs", "it does not score the prompt"),
+    _NO_RECORD,
 )
 FORK = _kind(
     "a fork",
@@ -137,6 +142,7 @@ _BY_MASKS = (
     _NO_DRAWS,
     ("adapter", "masks have an adapter of their own"),
     ("diffusion", "diffusion= is an argument of its own here"),
+    _NO_RECORD,
 )
 INFILL = _spans("infill", ("diffusion", "proposer='diffusion' fills masks"))
 INFILL_MASKS = _spans("infill by masks", *_BY_MASKS)

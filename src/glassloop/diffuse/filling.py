@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from glassloop.decode.chain import check_needs_no_record
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.luck import pass_salt
+from glassloop.decode.sampling import Sampling
 from glassloop.diffuse.select import Belief, select, to_take_back
 from glassloop.errors import GlassloopError
 from glassloop.ops.exact import exp_of
 from glassloop.ops.quant import Float32
 from glassloop.trace.passes import Filled, PassRecord, Unfilled
+
+
+def check_stages_can_fill(sampling: Sampling) -> None:
+    """Raises if a request has a stage that cannot choose the tokens of masks."""
+    check_needs_no_record(sampling, "diffusion fills places whose neighbours have none")
 
 
 class Filling:

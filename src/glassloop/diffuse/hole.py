@@ -10,7 +10,7 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
-from glassloop.diffuse.filling import Filling
+from glassloop.diffuse.filling import Filling, check_stages_can_fill
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.checks import check_rows
 from glassloop.engine.deadline import Deadline
@@ -92,6 +92,8 @@ def fill_holes(
             "diffusion.revise_by",
             "is 'likelihood'; in a hole, which has a text after it, only 'confidence' is",
         )
+    for sampling in samplings:
+        check_stages_can_fill(sampling)
     if not before:
         raise GlassloopError.about("before", "is empty; at least one token is expected")
     tasks, pilots = [], []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.chosen import Chosen
+from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import fork_salt, pass_salt
@@ -19,7 +20,15 @@ from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revisi
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, Pass
-from glassloop.engine.replay import Luck, NoSuchToken, check_ids, compare, records_of, replay_notes
+from glassloop.engine.replay import (
+    Luck,
+    NoSuchToken,
+    check_ids,
+    compare,
+    records_of,
+    replay_notes,
+    token_at,
+)
 from glassloop.engine.task import CANCELLED
 from glassloop.errors import GlassloopError, ModelError, SamplingError, TraceError
 from glassloop.ops.quant import Float32
@@ -161,6 +170,7 @@ def explain_fill(
     if luck == "new":
         position = len(run.prompt_ids) + at
         salt = fork_salt(salt, position, run.forks.get(position, 0) + 1)
+    what_if = bool(overrides) or luck == "new"
     if number is None:
         number = last_filled(run, at)
     check_count("pass", number, 0, len(run.passes) - 1, "one", TraceError)
@@ -182,7 +192,8 @@ def explain_fill(
             if each.at < at:
                 tokens[each.at - record.first] = each.id
     seen = [mask.token if token is None else token for token in tokens[:place]]
-    told = explain(
+    known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
+    return explain(
         row,
         [*before, *seen],
         sampling,
@@ -194,9 +205,22 @@ def explain_fill(
         ops=llm.transformer.ops.rows,
         shown=shown,
         never=(mask.token,) if after is None else never_in_hole(llm, sampling, mask),
+        introduction=f"In pass {number}, with {known}, ",
+        recorded=None if what_if else recorded_fill(run, record, at),
+        reasons=replay_notes(llm, run),
     )
-    known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
-    return replace(told, sentence=f"In pass {number}, with {known}, {told.sentence}")
+
+
+def recorded_fill(run: Run, record: PassRecord, at: int) -> dict[str, Any] | None:
+    """Returns the numbers that the record of a run has of a place which a pass filled, by name: all of them
+    if its token is that of the text, else those of the pass; None if the pass did not fill it."""
+    fill = next((each for each in record.filled if each.at == at), None)
+    if fill is None:
+        return None
+    token = token_at(run, at) if at <= len(run.tokens) else None
+    if token is not None and record.number == last_filled(run, at):
+        return numbers_of(token.chosen)
+    return {name: getattr(fill, name) for name in ("id", "logprob", "raw_logprob", "entropy")}
 
 
 def last_filled(run: Run, at: int) -> int:

@@ -17,7 +17,7 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.decode.task_kinds import DIFFUSION
-from glassloop.diffuse.filling import Filling
+from glassloop.diffuse.filling import Filling, check_stages_can_fill
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.checks import check_rows
@@ -221,7 +221,7 @@ class Writer:
                 self.finish(ending)
                 return True
         self._decoder.commit(token.id)
-        token.text = self._text.feed(token.bytes)
+        token.text = self._text.feed(token.bytes, ending is None)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
         if ending is None:
@@ -243,6 +243,7 @@ def by_diffusion(
     options = Diffusion.of(diffusion)
     DIFFUSION.check(request.sampling)
     check_revision(options, mask)
+    check_stages_can_fill(request.sampling)
     check_prompt(request.runs[0])
     for run in request.runs:
         run.diffusion = options.to_dict() | {"adapter": mask.sha256}

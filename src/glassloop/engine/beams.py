@@ -206,8 +206,8 @@ class Beams:
         decoder, text, stopper = parent.decoder.fork(), parent.text.fork(), parent.stopper.fork()
         seen = ""
         if ending is None or self._sampling.include_stop:
-            decoder.commit(proposal.id)
-            seen = text.feed(data)
+            decoder.commit(proposal.id, chosen)
+            seen = text.feed(data, ending is None)
             ending = ending or text.ending or stopper.after(decoder.history, seconds)
         token = Token(chosen, seen, data, self._pieces, "beam", seconds)
         return _Grown(parent, decoder, text, stopper, token, proposal.logprob, ending, counts)

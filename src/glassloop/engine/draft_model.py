@@ -12,6 +12,7 @@ from os import PathLike
 from time import perf_counter
 from typing import Protocol
 
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.engine.branch import Branch
 from glassloop.engine.drafts import AcceptanceRates, StepCost, guess_room
@@ -99,7 +100,7 @@ class DraftModel:
         return [
             pair
             for pair, made in zip(ready, chosen, strict=True)
-            if not isinstance(made, Exception) and pair[0].add(made.id)
+            if not isinstance(made, Exception) and pair[0].add(made)
         ]
 
 
@@ -163,13 +164,13 @@ class ModelGuesser:
         self.decoder = self._own_decoder.fork()
         return True
 
-    def add(self, token: int) -> bool:
+    def add(self, chosen: Chosen) -> bool:
         """Appends a token to the draft; returns whether another one is wanted."""
-        self.made.append(token)
-        if len(self.made) == self._count or self.decoder.ends_with(token):
+        self.made.append(chosen.id)
+        if len(self.made) == self._count or self.decoder.ends_with(chosen.id):
             return False
         try:
-            self.decoder.commit(token)
+            self.decoder.commit(chosen.id, chosen)
         except Exception:  # of the grammar; the run itself will meet it, or choose otherwise
             return False
         return True

@@ -111,5 +111,5 @@ class MaskDrafts:
                 chosen = draft.decoder.choose(row)
             except Exception:  # of a stage or grammar; the run itself will meet it, or choose otherwise
                 return
-            if not draft.add(chosen.id):
+            if not draft.add(chosen):
                 return

@@ -11,13 +11,13 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from glassloop.arguments import check_count, check_one_of
+from glassloop.decode.choose import race_of_found
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.difference import numbers_of
 from glassloop.decode.explain import Explanation, explain
-from glassloop.decode.luck import Race, fork_salt
+from glassloop.decode.luck import fork_salt
 from glassloop.decode.plugins import check_stages, plugin_notes
 from glassloop.decode.sentence import BeamRank
 from glassloop.decode.stop import Pause
@@ -62,8 +62,9 @@ def explain_token(
 
     Places count from 0 in the answer or, with `of="prompt"`, in the prompt. The place behind the last token
     of an answer is that of the token which ended the run or would come next. Before the first token of a
-    prompt there are no logits, so nothing can be said about it. `logits` returns the row of logits after the
-    given tokens with the adapter of this number; without it the engine computes it.
+    prompt there are no logits, so nothing can be said about it. If it is no what-if, the record of the token
+    is compared with what is computed, and the explanation has the difference. `logits` returns the row of
+    logits after the given tokens with the adapter of this number; without it the engine computes it.
     """
     if run.upstream is not None:
         return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
@@ -89,15 +90,18 @@ def explain_token(
     taken: int | None = None
     refused: int | None = None
     beam: BeamRank | None = None
+    token: Token | None = None  # the record to compare with
     if what_if:
         pass
     elif of == "prompt":
         source, taken = "prompt", run.prompt_ids[at]
+        token = run.prompt_tokens[at - 1] if at <= len(run.prompt_tokens) else None
     elif (token := token_at(run, at)) is not None:
         source = token.source
         taken = token.id if source in ("forced", "beam") else None
         refused = None if token.refused is None else token.refused.id
         beam = _beam_rank(run, at) if source == "beam" else None
+    alone = what_if and searched and source == "sampled" and of == "answer"
     adapter = llm.adapter_number(sampling.adapter)
     told = explain(
         logits(ids, adapter)
@@ -107,6 +111,7 @@ def explain_token(
         sampling,
         seed,
         prompt_length=min(len(ids), len(run.prompt_ids)),
+        choices=[each.chosen for each in run.tokens[:at]] if of == "answer" else (),
         salt=salt,
         tokenizer=llm.tokenizer,
         eos_ids=tuple(llm.tokenizer.eos_ids),
@@ -116,11 +121,12 @@ def explain_token(
         source=source,
         beam=beam,
         refused=refused,
+        introduction="In one draw instead of the beam search, " if alone else "",
+        recorded=None if token is None else numbers_of(token.chosen),
+        reasons=replay_notes(llm, run),
     )
     if told.stages and (notes := plugin_notes(past.plugins)):
         told = replace(told, notes=notes)
-    if what_if and searched and source == "sampled" and of == "answer":
-        return replace(told, sentence=f"In one draw instead of the beam search, {told.sentence}")
     return told
 
 
@@ -280,10 +286,12 @@ def replay_notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
     if _is_of_another(llm, run):
         notes.append(f"made by another model, {run.model} ({_short(run.identity)})")
     if run.ops and run.ops != llm.op_set:
-        notes.append(f"made with {run.ops}, replayed with {llm.op_set}")
+        notes.append(f"made with {run.ops}, computed again with {llm.op_set}")
     for name, hash in run.adapters.items():
         if llm.adapters.get(name) != hash:
-            notes.append(f"made with the adapter {printable(name)} ({_short(hash)}), replayed without it")
+            notes.append(
+                f"made with the adapter {printable(name)} ({_short(hash)}), computed again without it"
+            )
     for past in (*run.past, run.drawn_with(len(run.tokens))):
         notes += [note for note in plugin_notes(past.plugins) if note not in notes]
     return tuple(notes)
@@ -303,7 +311,7 @@ def _chosen(
     for at in range(first, len(records)):
         if decoder is None or past != run.drawn_with(at):
             past = run.drawn_with(at)
-            decoder = _decoder(llm, run, past, made[:at])
+            decoder = _decoder(llm, run, past, records[:at])
             drawn = _adapter_of(llm, run, past)
             if drawn != adapter:  # a fork may have another adapter than its past
                 adapter = drawn
@@ -319,7 +327,7 @@ def _chosen(
         except GlassloopError:  # with the logits of another model the stages may leave no token
             return
         if at + 1 < len(made):
-            decoder.commit(made[at])
+            decoder.commit(made[at], records[at].chosen)
 
 
 def _adapter_of(llm: LLM, run: Run, past: Past) -> int:
@@ -331,13 +339,12 @@ def _adapter_of(llm: LLM, run: Run, past: Past) -> int:
 
 
 def _found(decoder: Decoder, logits: Float32, token: int) -> Chosen:
-    """Returns the record of a token that a beam search found: it has no luck and no runner-up."""
+    """Returns the record of a token that a beam search found."""
     summary, left = decoder.run_stages(logits)
-    logit = float(left.logits_of(np.array([token]))[0])
-    return decoder.record_choice(logits, summary, left, Race(token, len(left.ids), logit, 0.0, None, 0.0))
+    return decoder.record_choice(logits, summary, left, race_of_found(left, token))
 
 
-def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
+def _decoder(llm: LLM, run: Run, past: Past, made: list[Token]) -> Decoder:
     check_stages(past.sampling, past.plugins)
     decoder = Decoder(
         past.sampling,
@@ -350,7 +357,7 @@ def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
         llm.transformer.ops.rows,
     )
     for token in made:
-        decoder.commit(token)
+        decoder.commit(token.id, token.chosen)
     return decoder
 
 

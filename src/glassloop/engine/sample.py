@@ -72,7 +72,7 @@ class Sample:
         pause = self.request.pause
         self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
         for token in run.tokens:
-            decoder.commit(token.id)
+            decoder.commit(token.id, token.chosen)
             self._text.feed(token.bytes, may_stop=False)
             self._stopper.after(decoder.history, 0.0)
 
@@ -189,11 +189,11 @@ class Sample:
                 run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample, refused)
                 self.finish(ending)
                 return
-        self._decoder.commit(chosen.id)
+        self._decoder.commit(chosen.id, chosen)
         if branch.recorded == len(branch.tokens):
             branch.tokens.append(chosen.id)
         branch.recorded += 1
-        text = self._text.feed(data, is_last_known)
+        text = self._text.feed(data, is_last_known and ending is None)
         token = Token(chosen, text, data, self._pieces, source, seconds, run.sample, refused)
         run.tokens.append(token)
         ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)

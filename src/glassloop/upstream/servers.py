@@ -44,7 +44,7 @@ _KINDS = {
             for each in fields(Sampling)
             if each.name in (*_ALIKE, "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")
             or each.name in ("epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size", "include_stop")
-            or each.name.startswith("dry_")
+            or each.name.startswith(("dry_", "mirostat_"))
         },
         {"continue_final_message": True},
         scores_chats=True,

@@ -156,6 +156,25 @@ export interface Explanation {
   beam: { rank: number; beams: number; result: number } | null;
   sentence: string;
   upstream?: string | null; // the other engine: only the log-probabilities that it gave are known
+  difference?: RecordDifference | null; // where the record has other numbers than are computed now
+}
+
+/** The numbers of a choice, as the record has them or as they are computed now. */
+export interface ChoiceNumbers {
+  id: number;
+  text: string;
+  logprob: number | null;
+  raw_logprob: number | null;
+  rank: number | null;
+  margin: number | null;
+  luck: number | null;
+}
+
+export interface RecordDifference {
+  recorded: ChoiceNumbers;
+  now: ChoiceNumbers;
+  fields: string[];
+  sentence: string;
 }
 
 /** A token of one of the lists of `worst`. */

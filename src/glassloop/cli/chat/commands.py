@@ -51,7 +51,6 @@ def _why(chat: Chat, rest: str) -> None:
         found = talk.last.run.explain(place)
     print(f"token {place}, {quoted(talk.last.run.tokens[place].piece)}\n")
     print_reasons(found)
-    print("\n" + wrapped(visible(found.sentence)))
 
 
 def _alts(chat: Chat, rest: str) -> None:

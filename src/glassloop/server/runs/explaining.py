@@ -58,6 +58,7 @@ class ExplanationShape(BaseModel):
     sentence: str
     notes: list[str]
     upstream: str | None
+    difference: dict[str, Any] | None
 
 
 class Explainer:
