@@ -43,8 +43,8 @@ class Branch:
             self.path = None
 
     def go_back(self, tree: KVTree, length: int) -> None:
-        """Takes back all tokens but the first `length`. If the branch holds pages, the rest is looked up in the
-        tree anew: pages that it sees again through a window may be gone."""
+        """Takes back all tokens but the first `length`. If the branch holds pages, the rest is looked up in
+        the tree anew: pages that it sees again through a window may be gone."""
         del self.tokens[length:]
         self.recorded = length
         if self.path is not None:
