@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from crossings.stages import StageFailed
 from crossings.world import World
 from engine.small import EOS
 
@@ -44,7 +45,7 @@ class Judge:
     def refusal(self, error: Exception, what: str) -> tuple[str, str]:
         """Checks an exception that a call has raised. Returns it as data, to compare it with another."""
         named = not isinstance(error, SamplingError) or error.field is not None
-        known = isinstance(error, GlassloopError)
+        known = isinstance(error, (GlassloopError, StageFailed))
         self.must(
             known and named, "refusal", lambda: f"{what}: {type(error).__name__} without a field: {error}"
         )

@@ -139,6 +139,7 @@ def _fork(given: Questions, op: Op, what: str) -> None:
         and id(run) in given.whole
         and at < len(run.tokens)
         and not run.sampling.revise
+        and all(token.source != "forced" for token in run.tokens[at:])
     ):
         same = (made[0].token_ids, made[0].text, made[0].finish_reason, made[0].stop_reason)
         was = (run.token_ids, run.text, run.finish_reason, run.stop_reason)

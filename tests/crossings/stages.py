@@ -16,6 +16,10 @@ GOOD, RAISES, EXITS = ("crossing_lift", "crossing_memory"), "crossing_raises", "
 _remembered: dict[bytes, int] = {}
 
 
+class StageFailed(ValueError):
+    """What a bad stage raises. The caller of `chat` or of an edit gets it as it is."""
+
+
 def _mixed(step: Any) -> int:
     """Returns a number that depends on every token of the branch."""
     return crc32(step.history.tokens.tobytes())
@@ -42,7 +46,7 @@ def memory(candidates: Any, step: Any) -> Any:
 def raises(candidates: Any, step: Any, *, one_in: int = 10) -> Any:
     """Raises at some texts."""
     if _mixed(step) % one_in == 0:
-        raise ValueError(f"no stage for {len(step.history)} tokens")
+        raise StageFailed(f"no stage for {len(step.history)} tokens")
     return candidates
 
 

@@ -50,7 +50,7 @@ WANTED = {
     "continued to the end": 25,
     "diffused": 8,
     "end tokens": 15,
-    "errors of stages": 4,
+    "errors of stages": 1,
     "evicted pages": 200,
     "forks": 40,
     "forks of running runs": 12,

@@ -15,6 +15,7 @@ from glassloop import Run, Sampling, SamplingError
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import fork_salt
+from glassloop.decode.stop import Pause
 from glassloop.engine.request import Request
 from glassloop.engine.revise import Revising, settled_tokens
 from glassloop.engine.sample import Sample
@@ -186,4 +187,25 @@ def test_a_continued_run_that_is_taken_back_stays_among_its_samples():
         (made,) = finish(engine, rest)
         assert made is not run and made in made.samples
     assert [run.token_ids for run in made.samples] == [run.token_ids for run in whole]
+    llm.close()
+
+
+def test_a_paused_run_that_is_taken_back_when_it_continues_gives_back_all_pages():
+    """Its task looks back before it holds any."""
+    llm = SmallLLM()
+    engine, sampling = llm.engine.loop, replace(SAMPLING, ignore_eos=True)
+    whole = llm.generate(PROMPT, sampling)
+    taken_back = 0
+    for pause in range(sampling.revise_window, 20):
+        asked = llm.prepare(PROMPT, sampling)
+        asked.pause = Pause(pause)
+        (run,) = finish(engine, asked)
+        rest = llm.prepare_rest(run)
+        run.finish_reason, run.stop_reason, run.tail = None, None, ""
+        engine.add(rest)
+        taken_back += rest.runs != [run]
+        finish(engine)
+        assert rest.runs[0].tokens == whole.tokens
+        assert engine.tree.held == 0 and not engine.tree.paths
+    assert taken_back
     llm.close()

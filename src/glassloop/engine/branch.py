@@ -43,12 +43,13 @@ class Branch:
             self.path = None
 
     def go_back(self, tree: KVTree, length: int) -> None:
-        """Takes back all tokens but the first `length`. The rest is looked up in the tree anew: pages that it
-        sees again through a window may be gone."""
+        """Takes back all tokens but the first `length`. If the branch holds pages, the rest is looked up in
+        the tree anew: pages that it sees again through a window may be gone."""
         del self.tokens[length:]
         self.recorded = length
-        self.leave(tree)
-        self.enter(tree)
+        if self.path is not None:
+            self.leave(tree)
+            self.enter(tree)
 
     def drop_rejected(self, tree: KVTree) -> None:
         """Gives back the rows of draft tokens that were not accepted: the last token is not computed yet."""
