@@ -44,6 +44,7 @@ _VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "
 _CONSTRAINTS = frozenset(
     ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM)
 )
+_PATTERNS = frozenset(("search", "check"))  # fields with patterns and schemas of verifiers
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most this many is rendered on the event loop
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
@@ -166,10 +167,12 @@ class Service:
         self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any
     ) -> T:
         """Returns what a preparation returns, called on a thread: of the pool for long ones where the request
-        has a large body or a grammar, of another one where a template renders a conversation. It is dropped
-        if the client disconnects while it waits."""
+        has a large body or a grammar, of another one where a template renders a conversation, and of that for
+        searches where patterns are compiled. It is dropped if the client disconnects while it waits."""
         pools, given = self.pools, body.given
-        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
+        if not _PATTERNS.isdisjoint(given):
+            pool = pools.searching
+        elif request.state.long or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long
         else:
             pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
@@ -332,7 +335,7 @@ class Service:
         """Cancels everything that is computed, since the server ends."""
         self.cancel(self.runs.running())
         for search in self.searches:
-            search.cancel("the server has ended")
+            search.cancel("the server has ended", unwanted=True)
             withdraw(search, search.requests, wait=False)
         for deadline in self._deadlines:
             deadline.cancel()

@@ -165,7 +165,7 @@ class SearchChat(Chat):
         finally:
             service.searches.discard(search)
             if self._solution is None:
-                search.cancel("the client has disconnected")
+                search.cancel("the client has disconnected", unwanted=True)
                 withdraw(search, requests, wait=False)
 
 
@@ -202,7 +202,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             judge=_named("judge", named_verifier, asked.judge),
             named={"extract": asked.extract, "verify": asked.verify, "judge": asked.judge},
         )
-    except APIError:
+    except (APIError, Busy):
         raise
     except GlassloopError as error:
         field = "search" if error.field is None else f"search.{error.field}"
@@ -213,6 +213,8 @@ def _named(field: str, find: Callable[[str | None], T], name: str | None) -> T:
     """Returns an extractor or a verifier by its name. An error in its argument is one of the field."""
     try:
         return find(name)
+    except Busy:
+        raise
     except GlassloopError as error:
         raise invalid(f"search.{field}", f"search.{field}: {error}") from None
 
