@@ -80,6 +80,8 @@ def serve(
     )
     log.take_over("uvicorn.error")
     log("start", model=service.name, host=settings.host, port=port)
+    for warning in settings.warnings:
+        log("warning", message=warning)
     try:
         _Server(config, services).run(sockets=[listening])
     finally:
