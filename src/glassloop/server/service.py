@@ -24,6 +24,7 @@ from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
+from glassloop.server.operation.clients import client_of
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
 from glassloop.server.operation.settings import Settings, public_name
@@ -56,9 +57,9 @@ class Service:
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
         self.log = log
-        self.runs = RunIndex(settings.in_memory, storage)
-        self.metrics = Metrics(llm, storage)
         self.pools = Pools()
+        self.runs = RunIndex(settings.in_memory, storage, self.pools.finding)
+        self.metrics = Metrics(llm, storage)
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
         self.followers = 0  # streams of events that are open
@@ -171,8 +172,9 @@ class Service:
         searches where patterns are compiled. It is dropped if the client disconnects while it waits."""
         pools, given = self.pools, body.given
         if not _PATTERNS.isdisjoint(given):
-            pool = pools.searching
-        elif request.state.long or not _CONSTRAINTS.isdisjoint(given):
+            work = pools.searching.run_for(client_of(request), function, *args)
+            return await unless_gone(request.receive, work)
+        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long
         else:
             pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
@@ -182,11 +184,16 @@ class Service:
         self, request: HTTPRequest, function: Callable[[Deadline], T], pool: Workers | None = None
     ) -> T:
         """Returns what a function reads from the model on a thread, within the server's timeout. It ends
-        early when the client disconnects and when the server shuts down. `pool` has the thread."""
+        early when the client disconnects and when the server shuts down. `pool` is one of which each client
+        has a share; the threads of others read."""
         deadline = Deadline(self.settings.timeout, "the request")
         self._deadlines.add(deadline)
+        if pool is None:
+            work = self.pools.reading.run(function, deadline)
+        else:
+            work = pool.run_for(client_of(request), function, deadline)
         try:
-            return await unless_gone(request.receive, (pool or self.pools.reading).run(function, deadline))
+            return await unless_gone(request.receive, work)
         except GlassloopError:
             if self.draining:
                 raise shutting_down() from None

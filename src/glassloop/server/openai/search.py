@@ -87,7 +87,7 @@ class SearchChat(Chat):
     async def _report(self) -> bytes:
         """Returns a report of the search; only a sign of life if the server is too busy to make one."""
         try:
-            return self._with_search(await self.service.pools.searching.run(self._progress))
+            return self._with_search(await self.service.pools.searching.run_for(self.client, self._progress))
         except Busy:
             return STILL_HERE
 
@@ -147,7 +147,7 @@ class SearchChat(Chat):
         requests: Sequence[Request] = ()
         service.searches.add(search)
         try:
-            while requests := await service.pools.searching.run(search.next_round):
+            while requests := await service.pools.searching.run_for(self.client, search.next_round):
                 over = asyncio.Event()
                 wake = partial(home.call_soon_threadsafe, over.set)
                 submit(search, requests, wake, may_refuse=search.round == 1)
@@ -160,7 +160,7 @@ class SearchChat(Chat):
                 if service.draining and search.cancelled:
                     raise shutting_down()
                 yield
-            self._solution = await service.pools.searching.run(search.solution)
+            self._solution = await service.pools.searching.run_for(self.client, search.solution)
             await service.keep_search(self._solution)
         finally:
             service.searches.discard(search)

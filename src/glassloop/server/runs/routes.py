@@ -18,11 +18,12 @@ from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
 from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.operation.clients import client_of
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs import shapes
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event
+from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event, unless_gone
 from glassloop.trace.listing import MOST_SEARCH, Listing
 
 Id = Annotated[str, Path(max_length=64)]
@@ -80,6 +81,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/runs", response_model=shapes.RunList | shapes.BriefList)
     async def runs(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         tree: Annotated[str | None, Query(max_length=64)] = None,
         search: Annotated[str, Query(max_length=MOST_SEARCH)] = "",
@@ -90,7 +92,10 @@ def router(service: Service) -> APIRouter:
         text, in upper or lower case, or the beginning of an id; `before` is the id of the last run of the
         page before; `brief` leaves out the options, prompts and ends of long texts."""
         place = None if before is None else await service.runs.place(before)
-        found, more = await service.runs.newest(Listing(limit, tree, search.strip(), place), brief)
+        listing = Listing(limit, tree, search.strip(), place)
+        found, more = await unless_gone(
+            request.receive, service.runs.newest(listing, client_of(request), brief)
+        )
 
         def render() -> Response:
             return JSON({"runs": shapes.summaries(service, found, brief), "more": more})
