@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,33 @@ def test_a_browser_carries_any_key_in_its_cookie(keyed: Server) -> None:
         assert keyed.get("/v1/models", headers={"cookie": header}).status == 200
     wrong = {"cookie": cookie, "authorization": "Bearer wrong"}
     assert keyed.get("/v1/models", headers=wrong).status == 401
+
+
+def test_one_client_does_not_hold_all_streams(tiny_file: Path) -> None:
+    keys = {name: {"authorization": f"Bearer key-of-{name}"} for name in ("alice", "mallory")}
+    flags = (
+        "--kv-memory",
+        "16MB",
+        "--grace",
+        "1",
+        "--api-key",
+        "key-of-alice",
+        "--api-key",
+        "key-of-mallory",
+    )
+    with serving(*flags, model=tiny_file) as server, contextlib.ExitStack() as stack:
+        asked = {"prompt": "x", "sampling": {"max_tokens": 1}}
+        run = server.ask("POST", "/api/runs", asked, headers=keys["alice"]).json()["runs"][0]
+
+        def follow(name: str) -> int:
+            connection = stack.enter_context(contextlib.closing(server.connect()))
+            connection.request("GET", f"/api/trees/{run['tree']}/events", headers=keys[name])
+            return connection.getresponse().status
+
+        statuses = [follow("mallory") for _ in range(140)]
+        assert statuses.count(200) == 128 and statuses.count(429) == 12
+        assert [follow("alice") for _ in range(8)] == [200] * 8
+        assert server.held_up() == []
 
 
 def _scope(client: str = "192.0.2.1", **headers: str) -> dict:

@@ -10,8 +10,11 @@ import pytest
 
 from glassloop.engine.thread import Busy
 from glassloop.server.errors import APIError
+from glassloop.server.operation.clients import Places
 from glassloop.server.operation.workers import Workers
+from glassloop.server.runs import routes
 from glassloop.server.runs.index import RunIndex
+from glassloop.server.runs.state import TreeState
 from glassloop.trace.database import Stop
 from glassloop.trace.listing import Listing
 
@@ -83,5 +86,43 @@ def test_a_search_ends_with_its_client_and_takes_its_share(monkeypatch):
             await index.newest(listing, "a")
         assert raised.value.status == 408 and "took longer than 0.01 s" in str(raised.value)
         pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_client_always_finds_a_place_beside_others():
+    places = Places(256)
+    assert sum(places.take("a") for _ in range(300)) == 128
+    assert sum(places.take("b") for _ in range(300)) == 64
+    assert sum(places.take("c") for _ in range(300)) == 32
+    for _ in range(128):
+        places.give_back("a")
+    assert sum(places.take("d") for _ in range(300)) == 80
+    alone = Places(1)
+    assert alone.take("a") and not alone.take("a") and not alone.take("b")
+    alone.give_back("a")
+    assert alone.take("b")
+
+
+class Tree(TreeState):
+    """A tree that is computed as long as it is told to be."""
+
+    is_busy = True
+
+    @property
+    def busy(self) -> bool:
+        return self.is_busy
+
+
+def test_a_stream_of_a_tree_that_is_not_computed_ends(monkeypatch):
+    monkeypatch.setattr(routes, "KEEP_ALIVE", 0.001)
+
+    async def main() -> None:
+        tree = Tree()
+        chunks = routes.event_chunks(None, tree, 0, lambda: False, quiet=0.005)
+        for _ in range(20):
+            assert await anext(chunks) == routes.STILL_HERE
+        tree.is_busy = False
+        assert [chunk async for chunk in chunks] == [routes.STILL_HERE] * 4
 
     asyncio.run(main())

@@ -24,7 +24,7 @@ from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
-from glassloop.server.operation.clients import client_of
+from glassloop.server.operation.clients import Places, client_of
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
 from glassloop.server.operation.settings import Settings, public_name
@@ -48,6 +48,7 @@ _CONSTRAINTS = frozenset(
 _PATTERNS = frozenset(("search", "check"))  # fields with patterns and schemas of verifiers
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most this many is rendered on the event loop
+MOST_FOLLOWERS = 256  # streams of events of runs and trees
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
 
@@ -62,7 +63,7 @@ class Service:
         self.metrics = Metrics(llm, storage)
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
-        self.followers = 0  # streams of events that are open
+        self.followers = Places(MOST_FOLLOWERS)  # streams of events that are open
         self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None

@@ -7,6 +7,7 @@ over them.
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import sha256
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -57,6 +58,28 @@ def _queried(query: str) -> list[bytes]:
 def remember_key(scope: Scope, key: bytes) -> None:
     """Notes the key that a request has shown, as a digest: it never leaves the headers as it is."""
     scope[_NAMED] = "key " + sha256(key).hexdigest()[:16]
+
+
+class Places:
+    """Places that clients share, such as open streams. A client may have as many as would still be free for
+    others if it took one more: alone it has half of them, and a new one always finds some."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._taken: Counter[str] = Counter()
+
+    def take(self, client: str) -> bool:
+        """Takes a place for a client, if there is one for it."""
+        own, free = self._taken[client], self.most - self._taken.total()
+        if free < 1 or own >= free:
+            return False
+        self._taken[client] += 1
+        return True
+
+    def give_back(self, client: str) -> None:
+        self._taken[client] -= 1
+        if not self._taken[client]:
+            del self._taken[client]
 
 
 def client_of(request: HTTPConnection) -> str:
