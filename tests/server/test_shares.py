@@ -14,7 +14,7 @@ from glassloop.server.operation.clients import Places
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs import routes
 from glassloop.server.runs.index import RunIndex
-from glassloop.server.runs.state import TreeState
+from glassloop.server.runs.state import Event, TreeState
 from glassloop.trace.database import Stop
 from glassloop.trace.listing import Listing
 
@@ -126,3 +126,25 @@ def test_a_stream_of_a_tree_that_is_not_computed_ends(monkeypatch):
         assert [chunk async for chunk in chunks] == [routes.STILL_HERE] * 4
 
     asyncio.run(main())
+
+
+def test_a_long_log_of_events_lets_others_run_in_between(monkeypatch):
+    monkeypatch.setattr(routes.shapes, "event_shape", lambda *_: {})
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        tree = TreeState()
+        tree.log = [Event("pass", None, number, None) for number in range(160)]  # type: ignore[arg-type]
+        task = asyncio.create_task(other())
+        async for _ in routes.event_chunks(None, tree, 0, lambda: True):  # type: ignore[arg-type]
+            pass
+        task.cancel()
+
+    asyncio.run(main())
+    assert turns >= 10

@@ -3,6 +3,7 @@ shape."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from math import inf
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, E
 from glassloop.trace.listing import MOST_SEARCH, Listing
 
 Id = Annotated[str, Path(max_length=64)]
+_AT_ONCE = 16  # events of a log that are sent without a break
 _QUIET = 600.0  # seconds after which the stream of a tree that is not computed ends
 TokenCount = Annotated[int | None, Field(ge=1, le=1_000_000)]
 
@@ -275,7 +277,7 @@ async def event_chunks(
 ) -> AsyncGenerator[bytes, None]:
     """Yields the events of a tree, or of one of its runs, as they are sent. They end when nothing of the tree
     has been computed for `quiet` seconds; a client that follows it further asks for what comes then."""
-    left = quiet
+    left, at_once = quiet, 0
     async for number, each in tree.follow(after, over, KEEP_ALIVE):
         left = left - KEEP_ALIVE if each is None and not tree.busy else quiet
         if each is None:
@@ -284,6 +286,9 @@ async def event_chunks(
             yield STILL_HERE
         elif only is None or each.state is only:
             yield event(each.kind, shapes.event_shape(service, number, each), number)
+        at_once += 1
+        if at_once % _AT_ONCE == 0:
+            await asyncio.sleep(0)  # a client that reads quickly must not hold up others with a long log
 
 
 def _after(after: int | None, last_event_id: str | None) -> int:
