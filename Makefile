@@ -12,6 +12,7 @@
 #   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
 #   make docs                 the docs site in build/site, from docs/ and the docstrings
 #   make lint                 ruff and mypy
+#   make audit                known holes in the packages that are used, as PyPI and npm list them
 #   make bench [ARGS=--quick] beside other engines, each installed on demand; docs/benchmarks.md
 
 PYTHON ?= python3
@@ -27,7 +28,7 @@ NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --l
 # Where this is set, hundreds of processes of the tests would each compile all modules that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run serve web test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint format bench clean
+.PHONY: run serve web test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint audit format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -144,6 +145,18 @@ lint: $(VENV)/.linted
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+# Needs a network. In an environment of its own; nothing that is looked up is installed.
+AUDIT ?= .venv-audit
+audit: $(AUDIT)/.installed $(VENV)/.node
+	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
+	@cd web && PATH="$(abspath $(BIN)):$$PATH" npm audit --package-lock-only
+
+$(AUDIT)/.installed:
+	@echo "Installing pip-audit in $(AUDIT) ..."
+	@$(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/pip --disable-pip-version-check --quiet install --upgrade pip-audit
+	@touch $@
+
 format: $(VENV)/.linted
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -152,7 +165,7 @@ bench: $(VENV)/.installed
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DOCS) build dist web/node_modules $(dir $(STUDIO))
+	rm -rf $(VENV) $(PEERS) $(DOCS) $(AUDIT) build dist web/node_modules $(dir $(STUDIO))
 
 # One stamp for each set of packages; a change of the requirements installs again. The packages of an extra are
 # installed by name: `pip install -e '.[test]'` would compile the C code once more. The oracles are thousands of

@@ -10,6 +10,7 @@ import pytest
 from glassloop import LLM, Sampling
 from glassloop.decode.limits import check_size
 from glassloop.errors import GlassloopError, LengthError, SamplingError
+from glassloop.shown import shown
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Sampling)])
@@ -71,3 +72,15 @@ def test_an_error_survives_pickling():
 def llm():
     with LLM(kv_memory="100MB") as made:
         yield made
+
+
+def test_a_value_in_a_message_is_short_however_it_is_built():
+    deep: list = ["x"]
+    for _ in range(60):
+        deep = [deep] * 9
+    assert shown(deep).startswith("[[[…]") and len(shown(deep)) <= 80
+    told = {"a": deep}
+    told["b"] = told
+    assert shown(told).startswith("{'a': [[…]")
+    for value in ([], {}, (), (1,), [1, [2]], {"a": {"b": 1}}, [None, "x", 1.5], {1}):
+        assert shown(value) == repr(value)

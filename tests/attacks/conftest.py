@@ -66,13 +66,21 @@ def _real() -> Iterator[_Kept]:
     kept.close()
 
 
+def _used(kept: _Kept) -> Iterator[Server]:
+    """A server for one test, which must not hold up the server's event loop."""
+    server = kept.get()
+    before = len(server.held_up())
+    yield server
+    assert server.held_up()[before:] == []
+
+
 @pytest.fixture
-def tiny(_tiny: _Kept) -> Server:
+def tiny(_tiny: _Kept) -> Iterator[Server]:
     """A server with the tiny model; a new one if the last was killed."""
-    return _tiny.get()
+    yield from _used(_tiny)
 
 
 @pytest.fixture
-def real(_real: _Kept) -> Server:
+def real(_real: _Kept) -> Iterator[Server]:
     """A server with the default model; a new one if the last was killed."""
-    return _real.get()
+    yield from _used(_real)

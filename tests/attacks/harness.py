@@ -98,6 +98,10 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def held_up(self) -> list[str]:
+        """What has held up the event loop, as the log tells."""
+        return [line for line in self.log_text().splitlines() if '"event": "held_up"' in line]
+
     def end(self, how: signal.Signals = signal.SIGTERM, seconds: float = 60) -> int:
         """The exit status once it has ended; it is killed when it does not end in time."""
         if self.alive:

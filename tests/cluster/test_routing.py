@@ -228,6 +228,17 @@ def test_only_replicas_that_answer_and_are_equal_get_a_request():
         ({"adapters": ["x"], "open_to_all": True}, "adapters is not"),
         ({"stall": 0.1, "open_to_all": True}, "stall is 0.1"),
         ({}, "--api-key"),
+        ({"api_keys": "a-key-of-your-choice"}, "api_keys is a str; a list of texts is expected"),
+        ({"api_keys": [12345678]}, "api_keys is a tuple; a list of texts"),
+        ({"api_keys": {"key": "secret-key"}}, "api_keys is a dict; a list of texts"),
+        ({"open_to_all": "no"}, "open_to_all is 'no'; true or false is expected"),
+        ({"open_to_all": True, "log_prompts": 1}, "log_prompts is 1; true or false is expected"),
+        ({"open_to_all": True, "keep": "10"}, "keep is '10'; a whole number from 0 up"),
+        ({"open_to_all": True, "most_prompt": True}, "most_prompt is True; a whole number"),
+        ({"open_to_all": True, "timeout": "600"}, "timeout is '600'; seconds from 0 up"),
+        ({"open_to_all": True, "plugins": "a.py"}, "plugins is 'a.py'; a list of texts is expected"),
+        ({"open_to_all": True, "draft": 3}, "draft is 3; true, false or a name is expected"),
+        ({"open_to_all": True, "store": 3}, "store is 3; a file or a URL is expected"),
     ],
 )
 def test_wrong_options_of_an_application_are_refused(values, message):
@@ -257,3 +268,9 @@ def test_without_ray_there_is_a_message_that_says_how_to_install_it():
     assert done.returncode == 2
     assert "pip install 'glassloop[ray]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_key_that_is_no_list_is_not_told():
+    with pytest.raises(GlassloopError) as raised:
+        AppOptions.from_dict({"api_keys": "a-key-of-your-choice"})
+    assert "choice" not in str(raised.value) and raised.value.field == "api_keys"

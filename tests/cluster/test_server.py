@@ -55,13 +55,19 @@ class Site:
     """A server with two replicas in this process."""
 
     def __init__(
-        self, model: str, name: str | None = None, api_keys: tuple[str, ...] = (), **replica: object
+        self,
+        model: str,
+        name: str | None = None,
+        api_keys: tuple[str, ...] = (),
+        allow_origins: tuple[str, ...] = (),
+        **replica: object,
     ) -> None:
         self.transport = LocalTransport(model, **replica)
         engine = ClusterEngine(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
         engine.default_sampling = Sampling()
         engine.wait(2)
-        self.service = Service(engine, Settings(name or model, api_keys=api_keys), Log())
+        settings = Settings(name or model, api_keys=api_keys, allow_origins=allow_origins)
+        self.service = Service(engine, settings, Log())
 
     def close(self) -> None:
         self.service.llm.close()
@@ -224,6 +230,21 @@ def test_several_models_are_behind_one_address(model):
             assert wrong.status_code == 404
             assert client.post("/v1/completions", content=b"{", headers=JSON).status_code in (400, 422)
             assert client.get("/v1/models/two").json()["id"] == "two"
+    finally:
+        one.close()
+        two.close()
+
+
+def test_the_list_of_several_models_has_the_headers_of_any_answer(model):
+    origin = {"origin": "https://app.example"}
+    one, two = (Site(model, name, allow_origins=("https://app.example",)) for name in ("one", "two"))
+    try:
+        with listening(ManyModels([one.service, two.service])) as client:
+            listed, other = (client.get(path, headers=origin) for path in ("/v1/models", "/v1/models/two"))
+            assert [each["id"] for each in listed.json()["data"]] == ["one", "two"]
+            assert listed.headers["access-control-allow-origin"] == "https://app.example"
+            assert set(other.headers) <= set(listed.headers)
+            assert int(listed.headers["content-length"]) == len(listed.content)
     finally:
         one.close()
         two.close()

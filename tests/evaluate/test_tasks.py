@@ -203,6 +203,33 @@ def test_what_would_change_a_task_of_the_harness_is_refused(tmp_path: Path, line
         find_task(str(tmp_path / "t.yaml"), data=data)
 
 
+@pytest.mark.parametrize("field", ["doc_to_text", "doc_to_target", "generation_kwargs", "filter_list"])
+def test_aliases_in_a_task_of_the_harness_are_refused(tmp_path: Path, field: str) -> None:
+    kept = [each for each in GENERATION.splitlines() if not each.startswith((f"{field}:", "  "))]
+    levels = [f"  l{place}: &l{place} [{', '.join([f'*l{place - 1}'] * 9)}]" for place in range(1, 10)]
+    written = ["metadata:", "  l0: &l0 [x]", *levels, *kept, f"{field}: *l9"]
+    (tmp_path / "t.yaml").write_text("\n".join(written))
+    with pytest.raises(GlassloopError, match=r"is not YAML: aliases .* are not supported"):
+        find_task(str(tmp_path / "t.yaml"), data=write(tmp_path / "t.jsonl", {"a": 2, "b": 3}))
+
+
+@pytest.mark.parametrize(
+    "given", ["../outside.jsonl", "link.jsonl", "{tmp_path}/outside.jsonl", "in/../../outside.jsonl"]
+)
+def test_data_outside_the_folder_of_a_task_is_not_opened(tmp_path: Path, given: str) -> None:
+    folder = tmp_path / "task"
+    (folder / "in").mkdir(parents=True)
+    outside = write(tmp_path / "outside.jsonl", {"a": 2, "b": 3})
+    (folder / "link.jsonl").symlink_to(outside)
+    named = (
+        f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {given.format(tmp_path=tmp_path)}}}}}\n"
+    )
+    (folder / "t.yaml").write_text(GENERATION + named)
+    with pytest.raises(GlassloopError, match="a file in the folder of the task is expected"):
+        find_task(str(folder / "t.yaml"))
+    assert len(find_task(str(folder / "t.yaml"), data=outside).items) == 1
+
+
 # ---- likelihoods
 
 

@@ -171,6 +171,13 @@ def test_a_check_of_ones_own_runs_there_too() -> None:
     assert "score from 0 to 1" in python_check("def check(text): return 7")("x").reason
 
 
+def test_what_a_program_says_cannot_steer_a_terminal() -> None:
+    outcome = run("raise ValueError('\\x1b[2J\\x1b]0;title\\x07')", [])
+    assert outcome.failed is not None and outcome.failed.isprintable() and "ValueError" in outcome.failed
+    results = run("", ["assert False, '\\x1b[2J'"]).results
+    assert isinstance(results[0], str) and results[0].isprintable()
+
+
 def test_without_isolation_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = Path(sandbox._SCRIPT).read_text().replace('!= "x86_64"', '!= "a machine without seccomp"')
     other = tmp_path / "child.py"

@@ -249,6 +249,7 @@ def test_keys(keyed):
     assert server.get("/api/runs", headers=key).json()["runs"] == []
     log = "".join(server.log)
     assert "first" not in log and "zweiter" not in log
+    assert "an API key has fewer than 8 characters" in log
 
 
 def test_it_does_not_listen_to_other_machines_without_a_key():

@@ -3,6 +3,7 @@ and the key appears nowhere."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -129,7 +130,8 @@ HI = chunk("Hi", entry("Hi"))
         ({"choices": 3}, "choices 3"),
         ([1, 2], "a chunk [1, 2]"),
         (b"data: {nonsense\n\n", "not JSON: {nonsense"),
-        (b"data: " + b"[" * 100_000 + b"\n\n", "not JSON"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "100000 lists and objects"),
+        (b"data: " + b"[" * 1000 + b"\n\n", "not JSON"),
         ({"error": {"message": f"no memory, {KEY}"}}, "failed in the middle of its answer: no memory, …"),
         (b"", "ended in the middle of the answer"),
         (b"data: [DONE]\n\n", "ended in the middle of the answer"),
@@ -155,6 +157,57 @@ def test_more_tokens_than_were_asked_for_are_an_error():
     with upstream(*[HI] * 50, END) as (_, engine):
         run = run_of(engine, max_tokens=5)
     assert "more than the 5 tokens" in str(run.error) and len(run.tokens) == 6
+
+
+def test_text_without_tokens_is_bounded_by_the_tokens_that_were_asked_for():
+    with upstream(HI, *[chunk("x" * 1000)] * 50, END) as (_, engine):
+        run = run_of(engine, max_tokens=5)
+    assert "more characters than are expected: 64 for each of 5 tokens" in str(run.error)
+    assert run.text.startswith("Hix") and len(run.text) <= 64 * 5 + 4096
+    with upstream(HI, *[chunk("x" * 1000)] * 3, chunk("y" * 500, entry("y")), END) as (_, engine):
+        assert run_of(engine, max_tokens=5).text == "Hi" + "x" * 3000 + "y" * 500
+
+
+def test_a_stream_is_bounded_by_the_tokens_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr(client, "_MORE", 10_000)
+    monkeypatch.setattr(client, "_PER_TOKEN", 1000)
+    with upstream(HI, *[b": " + b"x" * 900 + b"\n"] * 100, END) as (_, engine):
+        assert "stream has more than 15000 bytes" in str(run_of(engine, max_tokens=5).error)
+        assert run_of(engine, max_tokens=500).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_an_answer_of_lists_is_refused_before_it_is_parsed(size, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        client.json, "loads", lambda data, loads=json.loads: seen.append(len(data)) or loads(data)
+    )
+    answer = b"[" + b"[]," * ((size << 20) // 3 - 100) + b"[]]"
+    with (
+        upstream(answer, kind="application/json") as (_, engine),
+        pytest.raises(UpstreamError, match=r"lists and objects in|more than \d+ bytes"),
+    ):
+        engine.prepare("a", Sampling(prompt_logprobs=2))
+    assert max(seen, default=0) < 1 << 20
+
+
+@given(st.lists(st.sampled_from(["a", "bc", "\n", "\r", "\r\n", ""])), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_lines_do_not_depend_on_how_they_come(parts, random):
+    data = "".join(parts).encode()
+    cuts = sorted(random.randrange(len(data) + 1) for _ in range(3))
+    pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+    class Response:
+        async def aiter_raw(self):
+            for piece in pieces:
+                yield piece
+
+    async def lines():
+        return [line async for line in client._lines(Response(), 1 << 20)]
+
+    ended = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a line without an end is none
+    assert asyncio.run(lines()) == [line for line in ended.replace(b"\r", b"\n").split(b"\n") if line]
 
 
 def test_a_slow_upstream_ends_at_the_timeout_of_the_request():

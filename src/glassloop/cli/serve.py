@@ -342,6 +342,7 @@ def _serve_cluster(options: AppOptions, address: str | None, model_defaults: boo
     count = sum(each.replicas for each in options.engines)
     with working(f"Starting {count} replicas"):
         from glassloop.cluster.many_models import ManyModels
+        from glassloop.cluster.ray_token import OPEN
         from glassloop.cluster.start import engines
         from glassloop.decode.sampling import Sampling
         from glassloop.server.serve import serve as run
@@ -354,9 +355,8 @@ def _serve_cluster(options: AppOptions, address: str | None, model_defaults: boo
                 engine.default_sampling = Sampling()
         named = [replace(options.settings, model=each.model) for each in options.engines]
         others = list(zip(made[1:], named[1:], strict=True))
-        run(
-            made[0], named[0], f"{count} replicas; {note}", others=others, join=ManyModels if others else None
-        )
+        told = [f"{count} replicas", *([OPEN] if address is None else []), note]
+        run(made[0], named[0], "; ".join(told), others=others, join=ManyModels if others else None)
     finally:
         started.__exit__(None, None, None)
 

@@ -21,6 +21,8 @@ def make_ingress(options: AppOptions) -> ASGIApp:
     application = serve.get_replica_context().app_name
     settings = options.settings
     log = Log(settings.log_prompts)
+    for warning in settings.warnings:
+        log("warning", message=warning)
     storage = None
     if settings.store is not None and settings.in_memory:
         storage = RunStorage(settings.store, settings.address, settings.keep, log)

@@ -72,8 +72,9 @@ class ManyModels:
         return None
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers with the models of all services; each has checked that the client may know it."""
-        listed = []
+        """Answers with the models of all services, and the headers of the first one's answer; each has
+        checked that the client may know it."""
+        listed, headers = [], list[tuple[bytes, bytes]]()
         for app in self._apps.values():
             parts: list[Message] = []
 
@@ -86,7 +87,11 @@ class ManyModels:
                     await send(part)
                 return
             listed += json.loads(b"".join(part.get("body", b"") for part in parts[1:]))["data"]
-        await JSON({"object": "list", "data": listed})(scope, receive, send)
+            headers = headers or parts[0]["headers"]
+        answer = JSON({"object": "list", "data": listed})
+        own = {name for name, _ in answer.raw_headers}
+        answer.raw_headers += [(name, value) for name, value in headers if name not in own]
+        await answer(scope, receive, send)
 
     async def _model_of(self, request: Request) -> tuple[str | None, Receive]:
         """Returns the model that a body names, and what gives the body to the application once more. A large

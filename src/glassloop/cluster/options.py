@@ -14,7 +14,8 @@ from glassloop.engine.local import check_adapter_name
 from glassloop.errors import GlassloopError
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.ops import default_threads
-from glassloop.server.operation.settings import Settings, public_name
+from glassloop.server.operation.settings import Settings, check_fields, public_name
+from glassloop.shown import shown
 
 MOST_REPLICAS = 100_000
 
@@ -51,6 +52,11 @@ class EngineOptions:
         _check("downscale_delay", self.downscale_delay, 0, 86400)
         _check("queue", self.queue, 1, 1_000_000)
         _check("gpus", self.gpus, 0, 1024)
+        check_fields(self, "a list of texts", "plugins")
+        check_fields(self, "a text", "ops", "weights", "holes", optional=True)
+        check_fields(self, "a whole number from 0 up", "running", "memory", optional=True)
+        if not isinstance(self.draft, bool | str):
+            raise GlassloopError.about("draft", f"is {shown(self.draft)}; true, false or a name is expected")
         if not isinstance(self.adapters, Mapping):
             raise GlassloopError.about("adapters", "is not an object of names and paths")
         for name in self.adapters:

@@ -6,11 +6,12 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
+from glassloop.cluster.ray_token import private_token
 from glassloop.errors import GlassloopError
 from glassloop.model.registry import fetch
 
@@ -39,8 +40,15 @@ def need_ray() -> None:
 @contextmanager
 def engines(options: AppOptions, address: str | None = None) -> Iterator[list[Any]]:
     """Gives an engine for each model, whose replicas run until the block is left. Replicas of the same model
-    that a cluster has already are used, and stay."""
+    that a cluster has already are used, and stay. A Ray of their own needs a token that only we have."""
     need_ray()
+    token = private_token() if address is None else nullcontext()
+    with token, _engines(options, address) as made:
+        yield made
+
+
+@contextmanager
+def _engines(options: AppOptions, address: str | None) -> Iterator[list[Any]]:
     for each in options.engines:  # a model that is unknown is an error at once; replicas download none
         fetch(each.model)
     for name, value in (_QUIET if address is not None else {**_QUIET, **_LOCAL}).items():

@@ -6,6 +6,7 @@ called from any of them.
 
 from __future__ import annotations
 
+from math import inf
 from threading import Event
 from time import monotonic
 
@@ -48,6 +49,13 @@ class Deadline:
     @property
     def expired(self) -> bool:
         return self._until is not None and monotonic() >= self._until
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left: none if it is cancelled, infinitely many if there is no limit."""
+        if self.cancelled:
+            return 0.0
+        return inf if self._until is None else max(0.0, self._until - monotonic())
 
     def error(self) -> GlassloopError:
         """The error for a computation that this deadline ends."""

@@ -68,8 +68,17 @@ def _load(path: Path) -> dict[str, Any]:
         import yaml
     except ImportError:
         raise TaskError("task files in YAML need PyYAML: pip install 'glassloop[eval]'") from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """A loader without aliases: a few of them are a value that takes forever to look at."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.events.AliasEvent):
+                raise yaml.composer.ComposerError(problem="aliases (*name) are not supported")
+            return super().compose_node(parent, index)
+
     try:
-        loaded = yaml.safe_load(read_at_most(str(path), _LONGEST, TaskError))
+        loaded = yaml.load(read_at_most(str(path), _LONGEST, TaskError), Loader)
     except yaml.constructor.ConstructorError as error:
         problem = (error.problem or "an unknown tag").splitlines()[0]
         raise TaskError(f"{path}: {problem}; Python functions and included files are not supported") from None
@@ -85,7 +94,11 @@ def _data_file(path: Path, config: Mapping[str, Any]) -> Path:
     if isinstance(given, Mapping):
         given = given.get(config.get("test_split") or config.get("validation_split") or "test")
     if config.get("dataset_path") == "json" and isinstance(given, str):
-        return path.parent / given
+        found = path.parent / given
+        if not found.resolve().is_relative_to(path.parent.resolve()):
+            problem = f"is {shown(given)}; a file in the folder of the task is expected, or --data FILE.jsonl"
+            raise TaskError.about("data_files", problem)
+        return found
     raise TaskError.about("data", f"is missing: {path} names no JSON file; --data FILE.jsonl is expected")
 
 

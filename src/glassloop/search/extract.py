@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
-from glassloop.search.verdict import Extractor
-from glassloop.search.verify.patterns import find_first, find_last
+from glassloop.search.verdict import Extractor, TimedExtractor
+from glassloop.search.verify.patterns import check_pattern, find_first, find_last, find_option
 from glassloop.shown import shown
 
 LONGEST = 200_000  # characters of a text that are looked at, its end; an answer stands there
@@ -49,15 +50,15 @@ def number(text: str) -> str | None:
     return _last_number(text)
 
 
-def choice(text: str, options: Sequence[str] = ()) -> str | None:
+def choice(text: str, options: Sequence[str] = (), until: Deadline | None = None) -> str | None:
     """Returns the letter of the chosen option, as "B"; or, with `options`, the option that the text names.
 
     With options, an option that is a whole word counts, in any case; the last one named is the answer, a
-    stated one ("the answer is yes") before others.
+    stated one ("the answer is yes") before others. They are looked for until a deadline.
     """
     text = text[-LONGEST:]
     if options:
-        return _chosen_option(text, options)
+        return _chosen_option(text, options, until)
     for found in _boxed(text):
         if match := re.search(r"(?<![A-Za-z\\])\(?([A-Z])\)?(?![A-Za-z])", found):
             return match[1]
@@ -88,9 +89,11 @@ def last_line(text: str) -> str | None:
     return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
-def matched(text: str, pattern: str, first: bool = False) -> str | None:
+def matched(text: str, pattern: str, first: bool = False, until: Deadline | None = None) -> str | None:
     """Returns the last match of a regular expression, or the first one: its first group, if it has one."""
-    return find_first(pattern, text[:LONGEST]) if first else find_last(pattern, text[-LONGEST:])
+    if first:
+        return find_first(pattern, text[:LONGEST], until)
+    return find_last(pattern, text[-LONGEST:], until)
 
 
 def whole(text: str) -> str | None:
@@ -141,9 +144,11 @@ _PLAIN: dict[str, Extractor] = {
     "auto": auto,
 }
 _WITH_ARGUMENT: dict[str, Callable[[str], Extractor]] = {
-    "regex": lambda pattern: partial(matched, pattern=pattern),
-    "first": lambda pattern: partial(matched, pattern=pattern, first=True),
-    "choice": lambda options: partial(choice, options=tuple(options.split("|"))),
+    "regex": lambda pattern: TimedExtractor(lambda text, until: matched(text, pattern, until=until)),
+    "first": lambda pattern: TimedExtractor(lambda text, until: matched(text, pattern, True, until)),
+    "choice": lambda options: TimedExtractor(
+        lambda text, until: choice(text, tuple(options.split("|")), until)
+    ),
     "json": lambda field: partial(json_value, field=field),
 }
 EXTRACTORS = (*_PLAIN, "regex:PATTERN", "first:PATTERN", "choice:A|B", "json:FIELD")
@@ -162,7 +167,7 @@ def find_extractor(given: str | Extractor | None) -> Extractor:
         name, colon, argument = given.partition(":")
         if colon and argument and name in _WITH_ARGUMENT:
             if name in ("regex", "first"):
-                find_last(argument, "")  # an invalid pattern is an error now, not at the first answer
+                check_pattern(argument)  # an invalid pattern is an error now, not at the first answer
             return _WITH_ARGUMENT[name](argument)
     raise GlassloopError.about(
         "extract", f"is {shown(given)}; a function or one of {', '.join(EXTRACTORS)} is expected"
@@ -234,12 +239,14 @@ def _decimal(value: float) -> str:
     return f"{value:.10f}".rstrip("0").rstrip(".")
 
 
-def _chosen_option(text: str, options: Sequence[str]) -> str | None:
+def _chosen_option(text: str, options: Sequence[str], until: Deadline | None) -> str | None:
+    """Returns the option that a text names. Many options are slow to look for, so that it is done where a
+    pattern of a user is."""
     by_name = {option.casefold(): option for option in options}
     names = "|".join(re.escape(name) for name in sorted(by_name, key=len, reverse=True))
-    pattern = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
-    folded = text.casefold()
-    for part in [*(found.casefold() for found in _marked(text)), folded]:
-        if matches := pattern.findall(part):
-            return by_name[matches[0] if part is not folded else matches[-1]]
-    return None
+    pattern = rf"(?<!\w)(?:{names})(?!\w)"
+    for marked in _marked(text):
+        if found := find_option(pattern, marked.casefold(), "first", until):
+            return by_name[found]
+    last = find_option(pattern, text.casefold(), "last", until)
+    return by_name[last] if last else None

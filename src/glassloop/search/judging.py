@@ -1,16 +1,23 @@
 """Verdicts on the paths of a search: each verifier is asked once about a path as it is, within the time that
-the search has left. A replay takes the verdicts of the record instead."""
+the search has left. A replay takes the verdicts of the record instead.
+
+The verifiers that have names end by themselves when their time is over. A function of the caller is asked on
+a thread, as nothing can end it; while one does not return, no other is asked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import Thread
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
-from glassloop.search.verdict import Verdict, Verifier, verdict_of
+from glassloop.search.verdict import TimedVerifier, Verdict, Verifier, verdict_of
 
 # The number of the path, how many tokens it had, and which verifier was asked: verify or judge.
 Place = tuple[int, int, str]
+_LATE = Verdict(False, 0.0, "the verifier took longer than the budget allows")
+_NOT_ASKED = Verdict(False, 0.0, "the verifier was not asked: no time is left")
 
 
 class Judging:
@@ -27,6 +34,7 @@ class Judging:
         self._method = method
         self._verifiers = {"verify": verifier, "judge": judge}
         self._past = past or {}
+        self._stuck: Thread | None = None  # that has a function of the caller which took too long
 
     def ask(self, place: Place, text: str, seconds: float | None) -> Verdict:
         """Returns the verdict on a text and keeps it. One that takes more than `seconds` is against it."""
@@ -40,6 +48,15 @@ class Judging:
             raise GlassloopError.about(by, f"is missing; the method {self._method} asks for it")
         if seconds is None:
             return verdict_of(verifier, text)
+        if seconds <= 0 or (self._stuck is not None and self._stuck.is_alive()):
+            return _NOT_ASKED
+        if not isinstance(verifier, TimedVerifier):
+            return self._on_thread(verifier, text, seconds)
+        until = Deadline(seconds, "the verifier")
+        verdict = verdict_of(verifier, text, until)
+        return _LATE if until.expired and not verdict.passed else verdict
+
+    def _on_thread(self, verifier: Verifier, text: str, seconds: float) -> Verdict:
         found: list[Verdict | GlassloopError] = []
 
         def judge() -> None:
@@ -50,9 +67,10 @@ class Judging:
 
         thread = Thread(target=judge, name="glassloop-verifier", daemon=True)
         thread.start()
-        thread.join(max(seconds, 0.0))
+        thread.join(seconds)
         if not found:
-            return Verdict(False, 0.0, "the verifier took longer than the budget allows")
+            self._stuck = thread
+            return _LATE
         if isinstance(found[0], GlassloopError):
             raise found[0]
         return found[0]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.stop import PAUSED, Pause
 from glassloop.decode.task_kinds import SOLVE
 from glassloop.diffuse.write import DiffusionRequest
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.fork import forked_run
 from glassloop.engine.owner import current_owner
 from glassloop.engine.request import Request
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 1 << 31
 _LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
 _MOST_LAST_DECISIONS = 0.05  # the most seconds, that the method keeps for its answer
+_EXTRACTING = 2.0  # seconds after the budget in which answers are still read
 _SECONDS = "the budget of seconds is spent"
 _TOKENS = "the budget of tokens is spent"
 _BRANCHES = "the budget of branches is spent"
@@ -111,6 +113,7 @@ class Running:
         self._just_ended: set[Path] = set()
         self._previews: dict[Path, Path] = {}  # paths that have ended in the round that runs
         self._cancelled = ""
+        self._unwanted = False
 
     # ── rounds ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,10 +144,11 @@ class Running:
         self.requests = self._requests(leases)
         return self.requests
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, why: str, unwanted: bool = False) -> None:
         """Ends the search with what it has: the next round has no requests. The caller ends those that
-        run."""
+        run. If nobody wants the result, verifiers are not asked any more."""
         self._cancelled = why
+        self._unwanted = unwanted
 
     @property
     def cancelled(self) -> bool:
@@ -235,7 +239,8 @@ class Running:
         """Returns the verdict on a path as it is now. The verifier, or the judge, is asked once."""
         place = path.number, len(path.run.tokens), by
         if place not in self._judging.verdicts:
-            verdict = self._judging.ask(place, path.run.text, self._seconds_left)
+            seconds = 0.0 if self._unwanted else self._seconds_left
+            verdict = self._judging.ask(place, path.run.text, seconds)
             self.paths.decide("verdict", path, _told(verdict))
         path.verdict = self._judging.verdicts[place]
         return path.verdict
@@ -271,7 +276,7 @@ class Running:
         path.ended_by, path.why = by, why
         path.confidence = self._lowest_group(path.run.tokens)
         if self._extractor is not None and by != "error":
-            path.value = answer_of(self._extractor, path.run.text)
+            path.value = answer_of(self._extractor, path.run.text, self._extracting_until)
 
     @property
     def _window(self) -> int:
@@ -332,6 +337,12 @@ class Running:
         if limit is None or self._past.cut is not None:
             return None
         return limit - min(_LAST_DECISIONS * limit, _MOST_LAST_DECISIONS) - self.seconds
+
+    @property
+    def _extracting_until(self) -> Deadline | None:
+        """When extractors must have ended: paths that time has cut off have an answer, too."""
+        limit = self.budget.seconds
+        return None if limit is None else Deadline(max(0.0, limit + _EXTRACTING - self.seconds), "extract")
 
     @property
     def _step_seconds(self) -> float:

@@ -26,6 +26,7 @@ def make_app(service: Service) -> ASGIApp:
         description=_ABOUT,
         version="1",
         docs_url=None,
+        openapi_url=None,  # `api_docs` has it
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the client named
     )

@@ -25,6 +25,7 @@ from glassloop.server.operation.alarm import Alarm
 from glassloop.server.operation.connection import Connection, ConnectionLimits
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.watchdog import Watchdog
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
 from glassloop.shown import printable
@@ -79,6 +80,8 @@ def serve(
     )
     log.take_over("uvicorn.error")
     log("start", model=service.name, host=settings.host, port=port)
+    for warning in settings.warnings:
+        log("warning", message=warning)
     try:
         _Server(config, services).run(sockets=[listening])
     finally:
@@ -134,11 +137,18 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._services = services
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watchdog: Watchdog | None = None
         self._ending = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._watchdog = Watchdog(self._services[0].log.held_up)
         await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

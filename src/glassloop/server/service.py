@@ -25,6 +25,7 @@ from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
+from glassloop.server.operation.clients import Places, client_of
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
 from glassloop.server.operation.settings import Settings, public_name
@@ -45,8 +46,10 @@ _VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "
 _CONSTRAINTS = frozenset(
     ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM)
 )
+_PATTERNS = frozenset(("search", "check"))  # fields with patterns and schemas of verifiers
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most this many is rendered on the event loop
+MOST_FOLLOWERS = 256  # streams of events of runs and trees
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
 
 
@@ -56,12 +59,12 @@ class Service:
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
         self.log = log
-        self.runs = RunIndex(settings.in_memory, storage)
-        self.metrics = Metrics(llm, storage)
         self.pools = Pools()
+        self.runs = RunIndex(settings.in_memory, storage, self.pools.finding)
+        self.metrics = Metrics(llm, storage)
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
-        self.followers = 0  # streams of events that are open
+        self.followers = Places(MOST_FOLLOWERS)  # streams of events that are open
         self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None
@@ -167,9 +170,12 @@ class Service:
         self, request: HTTPRequest, body: Body, function: Callable[..., T], *args: Any
     ) -> T:
         """Returns what a preparation returns, called on a thread: of the pool for long ones where the request
-        has a large body or a grammar, of another one where a template renders a conversation. It is dropped
-        if the client disconnects while it waits."""
+        has a large body or a grammar, of another one where a template renders a conversation, and of that for
+        searches where patterns are compiled. It is dropped if the client disconnects while it waits."""
         pools, given = self.pools, body.given
+        if not _PATTERNS.isdisjoint(given):
+            work = pools.searching.run_for(client_of(request), function, *args)
+            return await unless_gone(request.receive, work)
         if request.state.long or not _CONSTRAINTS.isdisjoint(given):
             pool = pools.long
         else:
@@ -180,11 +186,16 @@ class Service:
         self, request: HTTPRequest, function: Callable[[Deadline], T], pool: Workers | None = None
     ) -> T:
         """Returns what a function reads from the model on a thread, within the server's timeout. It ends
-        early when the client disconnects and when the server shuts down. `pool` has the thread."""
+        early when the client disconnects and when the server shuts down. `pool` is one of which each client
+        has a share; the threads of others read."""
         deadline = Deadline(self.settings.timeout, "the request")
         self._deadlines.add(deadline)
+        if pool is None:
+            work = self.pools.reading.run(function, deadline)
+        else:
+            work = pool.run_for(client_of(request), function, deadline)
         try:
-            return await unless_gone(request.receive, (pool or self.pools.reading).run(function, deadline))
+            return await unless_gone(request.receive, work)
         except GlassloopError:
             if self.draining:
                 raise shutting_down() from None
@@ -342,7 +353,7 @@ class Service:
         """Cancels everything that is computed, since the server ends."""
         self.cancel(self.runs.running())
         for search in self.searches:
-            search.cancel("the server has ended")
+            search.cancel("the server has ended", unwanted=True)
             withdraw(search, search.requests, wait=False)
         for deadline in self._deadlines:
             deadline.cancel()

@@ -7,12 +7,68 @@ transaction. What differs is in `trace/sqlite.py` and `trace/postgres.py`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from glassloop.errors import TraceError
+
 Rows = Sequence[tuple[Any, ...]]
+
+
+class SearchStopped(TraceError):
+    """A search took longer than it was allowed to, or nobody wants its result any more."""
+
+
+class Stop:
+    """Ends a search after some seconds, or before when nobody wants its result any more. For any thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._interrupt: Callable[[], object] | None = None
+        self._interrupting: threading.Thread | None = None
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return 0.0 if self._cancelled else max(0.0, self._until - time.monotonic())
+
+    def __call__(self) -> bool:
+        """Returns whether the search has to end."""
+        return self.left <= 0
+
+    def check(self) -> None:
+        if self():
+            raise SearchStopped(f"the search took longer than {self.seconds:g} s")
+
+    def cancel(self) -> None:
+        """Ends the search: its result is not wanted any more."""
+        with self._lock:
+            self._cancelled = True
+            if self._interrupt is not None and self._interrupting is None:
+                # It may have to reach a server, for which the caller must not wait.
+                self._interrupting = threading.Thread(target=self._interrupt, daemon=True)
+                self._interrupting.start()
+
+    @contextmanager
+    def interrupting(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Has `interrupt` called, on a thread, if the search is cancelled inside the `with` statement. It has
+        returned at the end, so that it never meets what is done next."""
+        with self._lock:
+            self._interrupt = interrupt
+        try:
+            self.check()  # it may have been cancelled before
+            yield
+        finally:
+            with self._lock:
+                self._interrupt = None
+            if self._interrupting is not None:
+                self._interrupting.join()
 
 
 class Database(Protocol):
@@ -20,10 +76,13 @@ class Database(Protocol):
 
     name: str  # where it is, for people; without a password
     path: Path | None  # its file, if it is one
-    contains: str  # a condition with one value: a text, in lower case, that the texts of a run contain
     brief_facts: str  # an expression: the part of the facts that a brief list shows
     # Columns beside those that all stores have, and their values, from the texts of a run that are searched.
     search_columns: tuple[str, ...]
+
+    def contains(self, folded: str) -> tuple[str, list[object]]:
+        """Returns the condition for runs whose texts contain this one, given in lower case (`casefold`), and
+        the values in it."""
 
     def search_values(self, texts: Sequence[str | None]) -> tuple[object, ...]: ...
 
@@ -34,6 +93,9 @@ class Database(Protocol):
         """Raises unless the database can be opened and written. Creates it if there is none."""
 
     def select(self, query: str, values: Sequence[object]) -> Rows: ...
+
+    def search(self, query: str, values: Sequence[object], stop: Stop) -> Rows:
+        """Selects rows on a connection of its own, so that no other reader waits. Raises `SearchStopped`."""
 
     def execute(self, statement: str, values: Sequence[object]) -> int:
         """Executes a statement in a transaction and returns how many rows it changed."""

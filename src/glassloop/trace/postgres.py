@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassloop.errors import StoreError, TraceError
-from glassloop.trace.database import Connection, Rows
+from glassloop.trace.database import Connection, Rows, SearchStopped, Stop
 from glassloop.trace.tables import ADDED
 from glassloop.trace.validate import replace_surrogates
 
@@ -27,6 +28,7 @@ VERSION = 1
 _SCHEMA = "glassloop"
 _PREPARING = 0x676C617373  # the advisory lock under which the tables are created
 _PAUSES = (0.05, 1.0)  # seconds before the first retry, and the most
+_CANCEL = 5.0  # seconds to reach a server that is asked to end a statement
 _STATEMENT = 60.0  # seconds for one statement, such as a search
 _TABLES = (
     f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}",
@@ -80,7 +82,6 @@ class Postgres:
     """
 
     path: Path | None = None
-    contains = "EXISTS (SELECT 1 FROM unnest(folded) AS part WHERE position(? IN part) > 0)"
     brief_facts = """json_build_object(
         'sampling', json_build_object('beam_width', facts #> '{sampling,beam_width}'),
         'prompt_ids', CASE WHEN title IS NULL THEN facts -> 'prompt_ids' END,
@@ -121,6 +122,10 @@ class Postgres:
         self._has_connected = False
         self._reader = Connection(self.connect)
         self._writer = Connection(self.connect)
+        self._searcher = Connection(self.connect)
+
+    def contains(self, folded: str) -> tuple[str, list[object]]:
+        return "EXISTS (SELECT 1 FROM unnest(folded) AS part WHERE position(? IN part) > 0)", [folded]
 
     def search_values(self, texts: Sequence[str | None]) -> tuple[object, ...]:
         return ([text.casefold() for text in texts if text],)
@@ -134,6 +139,21 @@ class Postgres:
     def select(self, query: str, values: Sequence[object]) -> Rows:
         marked, cleaned = _translated(query), _clean(values)
         return self.attempt(self._reader, lambda connection: connection.execute(marked, cleaned).fetchall())
+
+    def search(self, query: str, values: Sequence[object], stop: Stop) -> Rows:
+        marked, cleaned = _translated(query), _clean(values)
+
+        def work(connection: psycopg.Connection[Any]) -> Rows:
+            with stop.interrupting(lambda: _cancel(connection)):
+                connection.execute(f"SET statement_timeout = {ceil(1000 * stop.left) + 1}")
+                return connection.execute(marked, cleaned).fetchall()
+
+        try:
+            return self.attempt(self._searcher, work)
+        except StoreError as error:
+            if _state(error.__cause__) == _STOPPED:
+                raise SearchStopped(f"the search took longer than {stop.seconds:g} s") from None
+            raise
 
     def execute(self, statement: str, values: Sequence[object]) -> int:
         marked, cleaned = _translated(statement), _clean(values)
@@ -151,6 +171,7 @@ class Postgres:
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
+        self._searcher.close()
 
     # ── connections ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,11 +257,12 @@ class Postgres:
         )
 
 
+_STOPPED = "57014"  # query_canceled
 _CONFLICTS = ("40001", "40P01")  # serialization_failure, deadlock_detected
 _SHUTDOWNS = ("57P01", "57P02", "57P03", "57P05")  # the server stops, starts, or closed an idle connection
 
 
-def _state(error: Exception) -> str:
+def _state(error: BaseException | None) -> str:
     return str(getattr(error, "sqlstate", None) or "")
 
 
@@ -255,6 +277,14 @@ def _is_lost(error: Exception) -> bool:
         or state.startswith("08")
         or (not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError)))
     )
+
+
+def _cancel(connection: psycopg.Connection[Any]) -> None:
+    """Asks the server to end the statement of a connection. If it cannot be reached, there is none."""
+    import psycopg
+
+    with suppress(psycopg.Error, OSError):
+        connection.cancel_safe(timeout=_CANCEL)
 
 
 @cache

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import TraceError
-from glassloop.trace.database import Database, Rows
+from glassloop.trace.database import Database, Rows, Stop
 from glassloop.trace.entry import BRIEF_TEXT, Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
 from glassloop.trace.listing import ORDER, Listing, talk_of
@@ -207,12 +207,12 @@ class Store:
         rows = self._listed(_SHOWN.format(**_WHOLE), Listing(limit, search=search))
         return [entry for row in rows if (entry := entry_of(row)) is not None]
 
-    def kept(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
+    def kept(self, listing: Listing, brief: bool = False, stop: Stop | None = None) -> Sequence[Kept]:
         """Returns a part of the list of runs, with what a server shows of them; if `brief`, without prompts,
-        and with the beginnings of long texts."""
+        and with the beginnings of long texts. With `stop` it may be ended, by `SearchStopped`."""
         columns = f"{_SHOWN}, tree, name, {{facts}}, {ADDED}, talk IS NOT NULL, writer"
         shown = {**_BRIEF, "facts": self._database.brief_facts} if brief else _WHOLE
-        rows = self._listed(columns.format(**shown), listing)
+        rows = self._listed(columns.format(**shown), listing, stop)
         made = [self._kept(*row) for row in rows]
         return [each for each in made if each is not None]
 
@@ -409,7 +409,10 @@ class Store:
     def _select(self, query: str, *values: object) -> Rows:
         return self._database.select(query, values) if self._database.exists() else []
 
-    def _listed(self, columns: str, listing: Listing) -> Rows:
+    def _listed(self, columns: str, listing: Listing, stop: Stop | None = None) -> Rows:
         where, values = listing.where(self._database.contains)
         limit = _ALL if listing.limit is None else listing.limit
-        return self._select(f"SELECT {columns} FROM runs WHERE {where} {ORDER} LIMIT ?", *values, limit)
+        query = f"SELECT {columns} FROM runs WHERE {where} {ORDER} LIMIT ?"
+        if stop is None or not self._database.exists():
+            return self._select(query, *values, limit)
+        return self._database.search(query, [*values, limit], stop)

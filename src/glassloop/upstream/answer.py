@@ -9,11 +9,14 @@ from time import perf_counter
 from glassloop.engine.request import Request
 from glassloop.trace.run import Run
 from glassloop.trace.token import Source, Token
+from glassloop.upstream.client import UpstreamError
 from glassloop.upstream.reading import Alternative, Entry, Part
 from glassloop.upstream.vocabulary import Names
 
 # How an answer ended in OpenAI's words, and in ours. Any other word is a stop with that reason.
 _ENDINGS = {"stop": "stop", "length": "length"}
+# Characters of an answer: a token has a few, and some servers send a text without its tokens.
+_PER_TOKEN, _MORE = 64, 4096
 
 
 @dataclass(eq=False)
@@ -35,7 +38,8 @@ class Answer:
         self._names = Names.of(run)
         self._continues = bool(run.tokens or request.forced)
         self._told = False  # whether a token came
-        self._held = ""  # text that came without a token, after tokens
+        self._held: list[str] = []  # texts that came without a token, after tokens
+        self._room = _PER_TOKEN * request.sampling.max_tokens + _MORE  # characters that may come
         self._first: float | None = None  # when the first token came
         self._last = 0.0
         self._started = perf_counter()
@@ -48,15 +52,19 @@ class Answer:
             yield self._token(Entry(token.piece, token.bytes, logprob, tuple(named)), token.text, "forced")
 
     def read(self, part: Part) -> list[Token]:
-        """Returns the tokens of a chunk."""
+        """Returns the tokens of a chunk. Raises if there is far more text than was asked for."""
         run, made = self._run, list[Token]()
         assert run.upstream is not None
+        self._room -= len(part.text)
+        if self._room < 0:
+            most = f"{_PER_TOKEN} for each of {self._request.sampling.max_tokens} tokens and {_MORE} more"
+            raise UpstreamError(f"the upstream sent more characters than are expected: {most}")
         if part.entries:
             self._told = True
             for entry, text in zip(part.entries, self._texts(part), strict=True):
                 made.append(self._token(entry, text))
         elif part.text and self._told:
-            self._held += part.text
+            self._held.append(part.text)
         elif part.text:
             made.append(self._token(Entry(part.text, part.text.encode(), None, ()), part.text))
             run.upstream = replace(run.upstream, logprobs=False)
@@ -83,13 +91,13 @@ class Answer:
     def close(self) -> None:
         """Completes the record with what is known at the end."""
         run = self._run
-        run.tail = self._held
+        run.tail = "".join(self._held)
         if self._first is not None:
             run.timings.prefill += self._first - self._started
             run.timings.decode += self._last - self._first
 
     def _texts(self, part: Part) -> list[str]:
-        text, self._held = self._held + part.text, ""
+        text, self._held = "".join([*self._held, part.text]), []
         pieces = [entry.piece for entry in part.entries]
         if len(pieces) > 1 and "".join(pieces) == text:
             return pieces

@@ -4,6 +4,7 @@ hostile: it is bounded in size and in time, and an error of the network is one i
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,13 @@ from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 from glassloop.shown import printable, shown
 
-_MOST_ANSWER = 64 << 20  # bytes of an answer that is not a stream
+MOST_ANSWER = 2 << 20  # bytes of an answer that is not a stream, unless more is asked for
+_MOST_ERROR = 256 << 10  # bytes of an answer that says what was wrong
 _MOST_LINE = 4 << 20  # bytes of one line of a stream
-_MOST_STREAM = 1 << 30  # bytes of a stream
+_MOST_STREAM = 1 << 30  # bytes of a stream, and
+_MORE, _PER_TOKEN = 1 << 20, 16 << 10  # how many there are, and for each token, in one of so many tokens
+_BYTES = 8  # of an answer for each of its lists and objects: those take far more memory than their bytes
+_FEW = 1000  # lists and objects that there may be in any case
 _MOST_MESSAGE = 500  # characters of an error message that are passed on
 _CONNECT_SECONDS = 10.0
 _SILENT_SECONDS = 300.0  # without a byte
@@ -77,12 +82,17 @@ class Client:
         """Returns the JSON of an answer."""
         return await self._answer("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, above: bool = False) -> Any:
-        """Returns the JSON of an answer. With `above`, the path is not below /v1."""
-        return await self._answer("POST", path, body, self.url.removesuffix("/v1") if above else self.url)
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, above: bool = False, most: int = MOST_ANSWER
+    ) -> Any:
+        """Returns the JSON of an answer of at most so many bytes. With `above`, the path is not below /v1."""
+        base = self.url.removesuffix("/v1") if above else self.url
+        return await self._answer("POST", path, body, base, most)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Yields the JSON of each event of a stream, up to its end, which may come too early."""
+    async def stream(self, path: str, body: Mapping[str, Any], tokens: int) -> AsyncGenerator[Any, None]:
+        """Yields the JSON of each event of a stream of so many tokens, up to its end, which may come too
+        early."""
+        most = min(_MOST_STREAM, _MORE + tokens * _PER_TOKEN)
         with self._in_words():
             async with self._http.stream("POST", self.url + path, json=body) as answer:
                 await self._check(answer)
@@ -91,7 +101,7 @@ class Client:
                     raise UpstreamError(
                         f"the upstream answered with {printable(kind, 80) or 'no type'}, not a stream"
                     )
-                async for line in _lines(answer):
+                async for line in _lines(answer, most):
                     if not line.startswith(b"data:"):
                         continue  # a comment, or another field of an event
                     data = line[5:].strip()
@@ -105,12 +115,18 @@ class Client:
         await self._http.aclose()
 
     async def _answer(
-        self, method: str, path: str, body: Mapping[str, Any] | None, base: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        base: str | None = None,
+        most: int = MOST_ANSWER,
     ) -> Any:
         with self._in_words():
             async with self._http.stream(method, (base or self.url) + path, json=body) as answer:
                 await self._check(answer)
-                return _parsed(await _read(answer, _MOST_ANSWER))
+                data = await _read(answer, most)
+        return await asyncio.to_thread(_parsed, data)
 
     async def _check(self, answer: httpx2.Response) -> None:
         """Raises if the status of an answer is not that of a success."""
@@ -119,7 +135,7 @@ class Client:
             return
         if 300 <= status < 400:
             raise Refused(status, "the upstream redirects to another address; name that address")
-        told = self.message_of(await _read(answer, 1 << 20))
+        told = self.message_of(await _read(answer, _MOST_ERROR))
         if status == 429:
             raise Busy(f"the upstream has too many requests: {told}")
         if status >= 500:
@@ -176,29 +192,36 @@ async def _read(answer: httpx2.Response, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yields the lines of a stream, each of a bounded length. Lines end as in the definition of event
-    streams: with a line feed, a carriage return, or both."""
-    rest, total = b"", 0
+async def _lines(answer: httpx2.Response, most: int) -> AsyncIterator[bytes]:
+    """Yields the lines of a stream of at most so many bytes, each of a bounded length. Lines end as in the
+    definition of event streams: with a line feed, a carriage return, or both."""
+    begun, length, total = list[bytes](), 0, 0  # the parts of a line that has no end yet
     async for part in answer.aiter_raw():
         total += len(part)
-        rest += part
-        if total > _MOST_STREAM:
-            raise UpstreamError(f"the upstream's stream has more than {_MOST_STREAM} bytes")
-        *lines, rest = rest.replace(b"\r", b"\n").split(b"\n")
-        for line in lines:
-            _check_line(line)
-            if line:
-                yield line
-        _check_line(rest)
+        if total > most:
+            raise UpstreamError(f"the upstream's stream has more than {most} bytes")
+        first, *others = part.replace(b"\r", b"\n").split(b"\n")
+        begun.append(first)
+        length = _checked_length(length + len(first))
+        for line in others:
+            if length:
+                yield b"".join(begun)
+            begun, length = [line], _checked_length(len(line))
 
 
-def _check_line(line: bytes) -> None:
-    if len(line) > _MOST_LINE:
+def _checked_length(length: int) -> int:
+    if length > _MOST_LINE:
         raise UpstreamError(f"a line of the upstream's stream has more than {_MOST_LINE} bytes")
+    return length
 
 
 def _parsed(data: bytes) -> Any:
+    count, most = data.count(b"[") + data.count(b"{"), _FEW + len(data) // _BYTES
+    if count > most:
+        raise UpstreamError(
+            f"the upstream's answer has {count} lists and objects in {len(data)} bytes; at most {most} are"
+            " expected"
+        )
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

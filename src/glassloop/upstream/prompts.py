@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from glassloop.trace.messages import Message
+from glassloop.trace.messages import Message, text_of
 from glassloop.trace.token import Token
-from glassloop.upstream.client import Client, UpstreamError
+from glassloop.upstream.client import MOST_ANSWER, Client, UpstreamError
 from glassloop.upstream.reading import Entry, read_part, read_prompt_logprobs
 from glassloop.upstream.vocabulary import Names
+
+_PER_CHARACTER = 64  # bytes of an answer for each character of a prompt, and each alternative
+_MOST_TOLD = 16 << 20  # bytes of such an answer
 
 
 async def read_prompt(client: Client, model: str, text: str, count: int) -> tuple[list[int], list[Token]]:
@@ -20,7 +23,7 @@ async def read_prompt(client: Client, model: str, text: str, count: int) -> tupl
         "logprobs": count,
         "temperature": 0,
     }
-    part = read_part(await client.post("/completions", body))
+    part = read_part(await client.post("/completions", body, most=_most(len(text), count)))
     entries = _of_prompt(part.entries, text)
     if entries is None:
         raise UpstreamError("the upstream gives no log-probabilities of a prompt", field="prompt_logprobs")
@@ -34,7 +37,14 @@ async def read_chat_prompt(
     asked = {"model": model, "messages": messages}
     tokenized = await client.post("/tokenize", asked, above=True)
     scored = {**asked, "max_tokens": 1, "temperature": 0, "prompt_logprobs": count}
-    return _recorded(read_prompt_logprobs(await client.post("/chat/completions", scored), tokenized))
+    most = _most(sum(len(text_of(message)) for message in messages), count)
+    told = await client.post("/chat/completions", scored, most=most)
+    return _recorded(read_prompt_logprobs(told, tokenized))
+
+
+def _most(characters: int, count: int) -> int:
+    """Returns how many bytes an answer may have that tells `count` alternatives of each token of a prompt."""
+    return min(_MOST_TOLD, MOST_ANSWER + _PER_CHARACTER * characters * (count + 1))
 
 
 def _recorded(entries: list[tuple[Entry, int]]) -> tuple[list[int], list[Token]]:

@@ -192,21 +192,24 @@ class Streams:
             return
         path, body = self._body(request, run, room)
         # Each generator is closed when it is left, which closes the connection: the upstream stops then.
-        async with aclosing(self._stream(path, body, run)) as chunks:
+        async with aclosing(self._stream(path, body, run, room)) as chunks:
             async for chunk in chunks:
                 for token in answer.read(read_part(chunk)):
                     yield token
-                if len(run.tokens) > request.sampling.max_tokens:
-                    raise UpstreamError(f"the upstream sent more than the {room} tokens that were asked for")
+                    if len(run.tokens) > request.sampling.max_tokens:
+                        told = f"the upstream sent more than the {room} tokens that were asked for"
+                        raise UpstreamError(told)
         if run.finish_reason is None:
             raise Unavailable("the upstream's stream ended in the middle of the answer")
 
-    async def _stream(self, path: str, body: dict[str, Any], run: Run) -> AsyncGenerator[Any, None]:
+    async def _stream(
+        self, path: str, body: dict[str, Any], run: Run, room: int
+    ) -> AsyncGenerator[Any, None]:
         """Yields the chunks of an answer. If the upstream refuses to give log-probabilities, it is asked
         again, without them."""
         told = False
         try:
-            async with aclosing(self.api.client.stream(path, body)) as chunks:
+            async with aclosing(self.api.client.stream(path, body, room)) as chunks:
                 async for chunk in chunks:
                     told = True
                     yield chunk
@@ -219,7 +222,7 @@ class Streams:
         assert run.upstream is not None
         run.upstream = replace(run.upstream, logprobs=False)
         without = {name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs")}
-        async with aclosing(self.api.client.stream(path, without)) as chunks:
+        async with aclosing(self.api.client.stream(path, without, room)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.search import extract
-from glassloop.search.verdict import Verdict, Verifier
+from glassloop.search.verdict import TimedVerifier, Verdict, Verifier
 from glassloop.search.verify.json_schema import check_schema, mismatch
-from glassloop.search.verify.patterns import checked, is_found
+from glassloop.search.verify.patterns import check_pattern, is_found
 from glassloop.shown import cut, shown
 
 
@@ -34,20 +35,20 @@ def contains(expected: str) -> Verifier:
     """Returns a verifier: the text contains another, in any case."""
     wanted = expected.casefold()
 
-    def verify(text: str) -> Verdict:
+    def verify(text: str, until: Deadline | None) -> Verdict:
         return _verdict(wanted in text.casefold(), f"{cut(expected)!r} is not in it")
 
-    return verify
+    return TimedVerifier(verify)
 
 
 def matches(pattern: str) -> Verifier:
     """Returns a verifier: a regular expression matches somewhere in the text."""
-    checked(pattern)
+    check_pattern(pattern)
 
-    def verify(text: str) -> Verdict:
-        return _verdict(is_found(pattern, text), f"{cut(pattern)!r} does not match")
+    def verify(text: str, until: Deadline | None) -> Verdict:
+        return _verdict(is_found(pattern, text, until), f"{cut(pattern)!r} does not match")
 
-    return verify
+    return TimedVerifier(verify)
 
 
 def json_matches(schema: dict[str, Any] | bool | None = None) -> Verifier:
@@ -55,23 +56,23 @@ def json_matches(schema: dict[str, Any] | bool | None = None) -> Verifier:
     wanted = True if schema is None else schema
     check_schema(wanted)
 
-    def verify(text: str) -> Verdict:
+    def verify(text: str, until: Deadline | None) -> Verdict:
         value = extract.last_json(text[-extract.LONGEST :])
         if value is None:
             return Verdict(False, 0.0, "there is no JSON object or array in it")
-        wrong = mismatch(value, wanted)
+        wrong = mismatch(value, wanted, until)
         return _verdict(wrong is None, wrong or "")
 
-    return verify
+    return TimedVerifier(verify)
 
 
 def _equals(extractor: Callable[[str], str | None], wanted: str) -> Verifier:
-    def verify(text: str) -> Verdict:
+    def verify(text: str, until: Deadline | None) -> Verdict:
         value = extractor(text)
         told = "there is no answer in it" if value is None else f"the answer is {cut(value)}, not {wanted}"
         return _verdict(value == wanted, told)
 
-    return verify
+    return TimedVerifier(verify)
 
 
 def _verdict(passed: bool, reason: str) -> Verdict:

@@ -7,15 +7,20 @@ keyword that is not known is refused, so that nothing is silently left unchecked
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import isfinite
 from typing import Any
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
-from glassloop.search.verify.patterns import checked, find_last
+from glassloop.search.verify.patterns import check_pattern, is_found, pattern_seconds
 from glassloop.shown import shown
 
 _DEEPEST = 64
-_MOST = 100_000  # schemas that are looked at for one value, the same one each time
+_MOST = 100_000  # schemas and entries of `enum` that are looked at for one value, the same ones each time
+_LEAST_MULTIPLE = 1e-300
+_WHAT = "the check of the schema"
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
@@ -49,42 +54,72 @@ _KNOWN = _SAID_ONLY | {
 Schema = Mapping[str, Any] | bool
 
 
-def check_schema(schema: Any, depth: int = 0) -> None:
-    """Raises GlassloopError for a schema that is invalid or has a keyword that is not supported."""
+def check_schema(schema: Any, until: Deadline | None = None) -> None:
+    """Raises GlassloopError for a schema that is invalid or has a keyword that is not supported, or whose
+    patterns take too long to compile."""
+    seen, references = dict[int, Any](), list[str]()
+    _check(schema, pattern_seconds(until, _WHAT), seen, references, 0)
+    for reference in references:
+        found = _resolve(reference, schema)
+        _expect(isinstance(found, bool) or id(found) in seen, "$ref", reference, "a reference to a schema")
+
+
+def _check(schema: Any, until: Deadline, seen: dict[int, Any], references: list[str], depth: int) -> None:
+    """Checks a part of a schema. Adds each schema in it to `seen`, by its id, and what refers to others to
+    `references`."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         raise GlassloopError.about(
             "schema", f"has {shown(schema)}; an object of at most {_DEEPEST} levels is expected"
         )
+    seen[id(schema)] = schema
     for name, value in schema.items():
         if name not in _KNOWN:
             raise GlassloopError.about("schema", f"has {shown(name)}, which is not supported")
         if name in ("properties", "$defs", "definitions"):
             _expect(isinstance(value, Mapping), name, value, "an object")
             for each in value.values():
-                check_schema(each, depth + 1)
+                _check(each, until, seen, references, depth + 1)
         elif name in ("allOf", "anyOf", "oneOf", "prefixItems"):
             _expect(isinstance(value, list) and bool(value), name, value, "a list of schemas")
             for each in value:
-                check_schema(each, depth + 1)
+                _check(each, until, seen, references, depth + 1)
         elif name in ("items", "contains", "not", "additionalProperties"):
-            check_schema(value, depth + 1)
+            _check(value, until, seen, references, depth + 1)
         elif name == "type":
             for each in [value] if isinstance(value, str) else value if isinstance(value, list) else [None]:
-                _expect(each in _TYPES, name, value, f"one of {', '.join(_TYPES)}")
+                known = isinstance(each, str) and each in _TYPES
+                _expect(known, name, value, f"one of {', '.join(_TYPES)}")
         elif name == "pattern":
             _expect(isinstance(value, str), name, value, "a regular expression")
-            checked(value)
-        elif name in ("enum", "required"):
+            check_pattern(value, until)
+        elif name == "enum":
             _expect(isinstance(value, list), name, value, "a list")
-        elif name.startswith(("min", "max", "exclusive", "multiple")):
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            _expect(is_number, name, value, "a number")
+        elif name == "required":
+            texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            _expect(texts, name, value, "a list of names")
+        elif name == "multipleOf":
+            _expect(
+                _is_number(value) and value >= _LEAST_MULTIPLE,
+                name,
+                value,
+                f"a number of at least {_LEAST_MULTIPLE}",
+            )
+        elif name.startswith(("min", "max", "exclusive")):
+            _expect(_is_number(value), name, value, "a number")
         elif name == "$ref":
             _expect(
                 isinstance(value, str) and value.startswith("#"), name, value, "a reference into the schema"
             )
+            references.append(value)
+
+
+def _is_number(value: object) -> bool:
+    """Returns whether a value is a number of JSON: neither true nor false, and not NaN."""
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _expect(true: bool, name: str, value: object, expected: str) -> None:
@@ -93,23 +128,28 @@ def _expect(true: bool, name: str, value: object, expected: str) -> None:
 
 
 class _Work:
-    """The schema that references point into, and how many more schemas may be looked at."""
+    """The schema that references point into, how many more steps a check may take, and until when."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, until: Deadline) -> None:
         self.schema = schema
-        self.left = _MOST
+        self.until = until
+        self._left = _MOST
+
+    def step(self, count: int = 1) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise GlassloopError.about("schema", f"takes more than {_MOST} steps to check")
 
 
-def mismatch(value: Any, schema: Schema) -> str | None:
+def mismatch(value: Any, schema: Schema, until: Deadline | None = None) -> str | None:
     """Returns what is wrong with a value, with its place, or None if it follows the schema. Raises
-    GlassloopError for a schema that takes too long: references can make a small one endless."""
-    return _mismatch(value, schema, _Work(schema), "$", 0)
+    GlassloopError for a schema that takes too long: references can make a small one endless, and all of its
+    patterns together have the seconds of one."""
+    return _mismatch(value, schema, _Work(schema, pattern_seconds(until, _WHAT)), "$", 0)
 
 
 def _mismatch(value: Any, schema: Schema, work: _Work, at: str, depth: int) -> str | None:
-    work.left -= 1
-    if work.left < 0:
-        raise GlassloopError.about("schema", f"takes more than {_MOST} steps to check")
+    work.step()
     if schema is True:
         return None
     if schema is False or depth > _DEEPEST:
@@ -120,7 +160,7 @@ def _mismatch(value: Any, schema: Schema, work: _Work, at: str, depth: int) -> s
         if wrong is not None:
             return wrong
     return (
-        _wrong_value(value, schema, at)
+        _wrong_value(value, schema, work, at)
         or _wrong_combination(value, schema, work, at, depth)
         or (_wrong_object(value, schema, work, at, depth) if isinstance(value, dict) else None)
         or (_wrong_array(value, schema, work, at, depth) if isinstance(value, list) else None)
@@ -148,19 +188,21 @@ def _is_type(value: Any, name: str) -> bool:
     return isinstance(value, _TYPES[name])
 
 
-def _wrong_value(value: Any, schema: Mapping[str, Any], at: str) -> str | None:
+def _wrong_value(value: Any, schema: Mapping[str, Any], work: _Work, at: str) -> str | None:
     if "type" in schema:
         names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         if not any(_is_type(value, name) for name in names):
             return f"{at} is {shown(value)}; {' or '.join(names)} is expected"
     if "const" in schema and not _same(value, schema["const"]):
         return f"{at} is {shown(value)}; {shown(schema['const'])} is expected"
-    if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
-        return f"{at} is {shown(value)}; one of {shown(schema['enum'])} is expected"
+    if "enum" in schema:
+        work.step(len(schema["enum"]))
+        if not any(_same(value, each) for each in schema["enum"]):
+            return f"{at} is {shown(value)}; one of {shown(schema['enum'])} is expected"
     if isinstance(value, str):
         return _out_of_range(len(value), schema, "minLength", "maxLength", f"the length of {at}") or (
             f"{at} does not match {shown(schema['pattern'])}"
-            if "pattern" in schema and find_last(f"(?:{schema['pattern']})", value) is None
+            if "pattern" in schema and not is_found(schema["pattern"], value, work.until)
             else None
         )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -173,12 +215,19 @@ def _wrong_number(value: float, schema: Mapping[str, Any], at: str) -> str | Non
         return f"{at} is {value}; more than {schema['exclusiveMinimum']} is expected"
     if "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
         return f"{at} is {value}; less than {schema['exclusiveMaximum']} is expected"
-    if (
-        schema.get("multipleOf")
-        and abs(value / schema["multipleOf"] - round(value / schema["multipleOf"])) > 1e-9
-    ):
+    if "multipleOf" in schema and not _is_multiple(value, schema["multipleOf"]):
         return f"{at} is {value}; a multiple of {schema['multipleOf']} is expected"
     return _out_of_range(value, schema, "minimum", "maximum", at)
+
+
+def _is_multiple(value: float, of: float) -> bool:
+    if isinstance(value, float) and not isfinite(value):
+        return False
+    try:
+        quotient = value / of
+        return abs(quotient - round(quotient)) <= 1e-9
+    except OverflowError:  # it is beyond all floats
+        return Fraction(value) % Fraction(of) == 0
 
 
 def _out_of_range(value: float, schema: Mapping[str, Any], least: str, most: str, what: str) -> str | None:
@@ -190,13 +239,13 @@ def _out_of_range(value: float, schema: Mapping[str, Any], least: str, most: str
 
 
 def _wrong_combination(value: Any, schema: Mapping[str, Any], work: _Work, at: str, depth: int) -> str | None:
-    def wrongs(name: str) -> Sequence[str | None]:
-        return [_mismatch(value, each, work, at, depth + 1) for each in schema.get(name, ())]
+    def wrongs(name: str) -> Iterator[str | None]:
+        return (_mismatch(value, each, work, at, depth + 1) for each in schema.get(name, ()))
 
     for wrong in wrongs("allOf"):
         if wrong is not None:
             return wrong
-    if "anyOf" in schema and all(found := wrongs("anyOf")):
+    if "anyOf" in schema and all(found := list(wrongs("anyOf"))):
         return found[0]
     if "oneOf" in schema and sum(wrong is None for wrong in wrongs("oneOf")) != 1:
         return f"{at} follows not exactly one of its schemas"

@@ -11,18 +11,21 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from glassloop.child import Child, Patience
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.shown import printable
 
 _SCRIPT = Path(__file__).with_name("sandbox_child.py")
 _SECONDS_TO_START = 30.0  # on a busy machine; the program does not run yet
 LONGEST_PROGRAM = 1 << 20  # characters
+_LEAST_SECONDS = 0.01
+_MOST_TOLD = 2000  # characters of what a program says
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, least, most in (
-            ("seconds", 0.01, 3600),
+            ("seconds", _LEAST_SECONDS, 3600),
             ("memory", 64 << 20, 1 << 40),
             ("output", 0, 1 << 24),
         ):
@@ -59,12 +62,17 @@ def run(
     *,
     text: str | None = None,
     limits: Limits = Limits(),
+    until: Deadline | None = None,
 ) -> Outcome:
     """Runs a Python program, and then its parts one after the other: further code, or with `text` the names
-    of functions that are called with it. Raises GlassloopError where there is no sandbox."""
+    of functions that are called with it. Raises GlassloopError where there is no sandbox, `TimedOut` or
+    `Cancelled` if the deadline is over."""
     if len(program) + sum(map(len, parts)) + len(text or "") > LONGEST_PROGRAM:
         return Outcome((), f"it is longer than {LONGEST_PROGRAM} characters")
     task = {"program": program, "parts": list(parts), "text": text, "call": text is not None}
+    if until is not None:
+        until.check()
+        limits = replace(limits, seconds=max(_LEAST_SECONDS, min(limits.seconds, until.left)))
     child = _start({**task, **vars(limits)}, limits)
     try:
         return _outcome(child, limits)
@@ -108,11 +116,13 @@ def _outcome(child: Child, limits: Limits) -> Outcome:
         return Outcome((), _cause_of_death(child.wait(), limits))
     try:
         told = json.loads(answer)
-        results = tuple(each for each in told["results"] if isinstance(each, (bool, int, float, str)))
-        failed = told["failed"]
-        return Outcome(
-            results, None if failed is None else str(failed), printable(str(told["printed"]), 2000)
+        results = tuple(
+            printable(each, _MOST_TOLD) if isinstance(each, str) else each
+            for each in told["results"]
+            if isinstance(each, (bool, int, float, str))
         )
+        failed = None if told["failed"] is None else printable(str(told["failed"]), _MOST_TOLD)
+        return Outcome(results, failed, printable(str(told["printed"]), _MOST_TOLD))
     except (ValueError, KeyError, TypeError, RecursionError):
         return Outcome((), "it writes to where it must not")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
-from glassloop.search.verdict import Verdict, Verifier
+from glassloop.search.verdict import TimedVerifier, Verdict, Verifier
 from glassloop.search.verify.sandbox import Limits, check_available, run
 from glassloop.shown import cut
 
@@ -27,8 +28,8 @@ def unit_tests(tests: str | Sequence[str], *, limits: Limits = Limits()) -> Veri
     if not parts or len(parts) > MOST_TESTS or not all(isinstance(part, str) for part in parts):
         raise GlassloopError.about("tests", f"is not a list of 1 to {MOST_TESTS} texts, which is expected")
 
-    def verify(text: str) -> Verdict:
-        outcome = run(code_of(text), parts, limits=limits)
+    def verify(text: str, until: Deadline | None) -> Verdict:
+        outcome = run(code_of(text), parts, limits=limits, until=until)
         if outcome.failed is not None:
             return Verdict(False, 0.0, f"the code fails: {outcome.failed}")
         passed = sum(result is True for result in outcome.results)
@@ -36,16 +37,15 @@ def unit_tests(tests: str | Sequence[str], *, limits: Limits = Limits()) -> Veri
         reason = "" if wrong is None else f"{passed} of {len(parts)} tests pass; {cut(str(wrong))}"
         return Verdict(passed == len(parts), passed / len(parts), reason)
 
-    verify.check = check_available  # type: ignore[attr-defined]
-    return verify
+    return TimedVerifier(verify, check_available)
 
 
 def python_check(source: str, name: str = "check", *, limits: Limits = Limits()) -> Verifier:
     """Returns a verifier: a function of a Python program, called with the text in the sandbox. It returns
     True, False or a score from 0 to 1."""
 
-    def verify(text: str) -> Verdict:
-        outcome = run(source, [name], text=text, limits=limits)
+    def verify(text: str, until: Deadline | None) -> Verdict:
+        outcome = run(source, [name], text=text, limits=limits, until=until)
         if outcome.failed is not None:
             return Verdict(False, 0.0, f"the check fails: {outcome.failed}")
         said = outcome.results[0] if outcome.results else "it says nothing"
@@ -55,4 +55,4 @@ def python_check(source: str, name: str = "check", *, limits: Limits = Limits())
             return Verdict(False, 0.0, f"the check returned {said}; a score from 0 to 1 is expected")
         return Verdict(said >= 1, float(said), cut(outcome.printed))
 
-    return verify
+    return TimedVerifier(verify, check_available)

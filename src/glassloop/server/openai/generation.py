@@ -22,6 +22,7 @@ from glassloop.errors import SamplingError
 from glassloop.server.diffusion import DiffusionOptions, diffused
 from glassloop.server.errors import APIError, as_api_error, invalid
 from glassloop.server.fields import many
+from glassloop.server.operation.clients import client_of
 from glassloop.server.options import Body, SamplingOptions
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
@@ -42,6 +43,7 @@ async def respond(
             raise invalid("adapter", f"adapter is not that of model, {adapter!r}; one of the two is expected")
         body.adapter = adapter  # type: ignore[attr-defined]  # a field of Sampling
     generation = await service.prepare_on_thread(request, body, _prepare, prepare, service, body)
+    generation.client = client_of(request)
     if body.given.get("stream"):
         return generation.stream()
     return await unless_gone(request.receive, generation.whole())
@@ -68,6 +70,7 @@ class Generation(ABC):
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self.service = service
         self.requests = requests
+        self.client = ""  # who has asked for it
 
     @property
     def model(self) -> str:

@@ -87,7 +87,7 @@ class SearchChat(Chat):
     async def _report(self) -> bytes:
         """Returns a report of the search; only a sign of life if the server is too busy to make one."""
         try:
-            return self._with_search(await self.service.pools.searching.run(self._progress))
+            return self._with_search(await self.service.pools.searching.run_for(self.client, self._progress))
         except Busy:
             return STILL_HERE
 
@@ -147,7 +147,7 @@ class SearchChat(Chat):
         requests: Sequence[Request] = ()
         service.searches.add(search)
         try:
-            while requests := await service.pools.searching.run(search.next_round):
+            while requests := await service.pools.searching.run_for(self.client, search.next_round):
                 over = asyncio.Event()
                 wake = partial(home.call_soon_threadsafe, over.set)
                 submit(search, requests, wake, may_refuse=search.round == 1)
@@ -160,12 +160,12 @@ class SearchChat(Chat):
                 if service.draining and search.cancelled:
                     raise shutting_down()
                 yield
-            self._solution = await service.pools.searching.run(search.solution)
+            self._solution = await service.pools.searching.run_for(self.client, search.solution)
             await service.keep_search(self._solution)
         finally:
             service.searches.discard(search)
             if self._solution is None:
-                search.cancel("the client has disconnected")
+                search.cancel("the client has disconnected", unwanted=True)
                 withdraw(search, requests, wait=False)
 
 
@@ -202,7 +202,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             judge=_named("judge", named_verifier, asked.judge),
             named={"extract": asked.extract, "verify": asked.verify, "judge": asked.judge},
         )
-    except (APIError, SamplingError):  # the second is about an option of the paths, beside `search`
+    except (APIError, Busy, SamplingError):  # the last is about an option of the paths, beside `search`
         raise
     except GlassloopError as error:
         field = "search" if error.field is None else f"search.{error.field}"
@@ -213,6 +213,8 @@ def _named(field: str, find: Callable[[str | None], T], name: str | None) -> T:
     """Returns an extractor or a verifier by its name. An error in its argument is one of the field."""
     try:
         return find(name)
+    except Busy:
+        raise
     except GlassloopError as error:
         raise invalid(f"search.{field}", f"search.{field}: {error}") from None
 

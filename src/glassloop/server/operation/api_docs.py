@@ -3,6 +3,7 @@ route, which can be sent from the page. It loads nothing from other hosts, so it
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from html import escape
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from glassloop.server.operation.api_examples import EXAMPLES, Example
 from glassloop.server.operation.static_pages import POLICY
@@ -55,12 +56,21 @@ def router(app: FastAPI, model: str) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
 
+    # The document takes a good part of a second to make, once: not for the event loop's thread.
+    @routes.get("/openapi.json")
+    async def openapi() -> Response:
+        return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))
+
     @routes.get("/docs")
     async def docs(request: Request) -> Response:
         base = str(request.base_url).rstrip("/")
-        body = "\n".join(_sections(app.openapi(), base, model))
-        page = _PAGE.format(icon=_ICON, model=escape(model), body=body)
-        return HTMLResponse(page, headers=headers)
+
+        def page() -> Response:
+            body = "\n".join(_sections(app.openapi(), base, model))
+            text = _PAGE.format(icon=_ICON, model=escape(model), body=body)
+            return HTMLResponse(text, headers=headers)
+
+        return await asyncio.to_thread(page)
 
     for path, kind in _FILES.items():
         text = Path(__file__).with_name(path[1:]).read_text("utf-8")

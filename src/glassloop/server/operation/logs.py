@@ -56,6 +56,10 @@ class Log:
             **texts,
         )
 
+    def held_up(self, seconds: float, place: str) -> None:
+        """Logs that the event loop computes for long, and where."""
+        self("held_up", seconds=round(seconds, 3), at=place)
+
     def take_over(self, name: str) -> None:
         """Makes this log write what a library logs under a name."""
         logger = logging.getLogger(name)

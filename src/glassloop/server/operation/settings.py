@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.shown import shown
@@ -13,6 +15,9 @@ from glassloop.shown import shown
 _ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::\d{1,5})?")
 
 _IN_MEMORY = 1000  # runs
+_SHORT_KEY = 8  # characters; a shorter one can be guessed
+_TEXT, _FLAG, _TEXTS = "a text", "true or false", "a list of texts"
+_WHOLE, _SECONDS = "a whole number from 0 up", "seconds from 0 up"
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,18 @@ class Settings:
     static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
+        check_fields(self, _TEXT, "model", "host")
+        check_fields(self, _FLAG, "open_to_all", "log_prompts")
+        check_fields(self, _WHOLE, "port", "most_body", "most_choices")
+        check_fields(self, _WHOLE, "keep", "most_prompt", optional=True)
+        check_fields(self, _SECONDS, "timeout", "grace")
+        check_fields(self, _TEXTS, "allow_origins")
+        if not isinstance(self.store, str | Path | None):
+            raise GlassloopError.about("store", f"is {shown(self.store)}; a file or a URL is expected")
+        if not isinstance(self.api_keys, tuple) or not all(isinstance(key, str) for key in self.api_keys):
+            # The message must not tell the key.
+            problem = f"is a {type(self.api_keys).__name__}; a list of texts is expected, as in [KEY]"
+            raise GlassloopError.about("api_keys", problem)
         if any(not key.strip() for key in self.api_keys):
             raise GlassloopError("--api-key is empty; a key of your choice is expected")
         if not self.api_keys and not self.open_to_all and not self.is_local:
@@ -53,6 +70,13 @@ class Settings:
                     f"--allow-origin is {shown(origin)}; a site as browsers write it is expected, in lower"
                     " case and without a path, such as https://app.example or http://localhost:5173"
                 )
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is allowed, but hardly meant."""
+        if any(len(key) < _SHORT_KEY for key in self.api_keys):
+            return [f"an API key has fewer than {_SHORT_KEY} characters: it can be guessed"]
+        return []
 
     @property
     def in_memory(self) -> int:
@@ -78,6 +102,25 @@ class Settings:
     def served_name(self) -> str:
         """The model's name for clients: of a path only the last part."""
         return public_name(self.model, is_path=Path(self.model).exists())
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    _TEXT: lambda value: isinstance(value, str),
+    _FLAG: lambda value: isinstance(value, bool),
+    _TEXTS: lambda value: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
+    _WHOLE: lambda value: type(value) is int and value >= 0,
+    _SECONDS: lambda value: type(value) in (int, float) and value >= 0,
+}
+
+
+def check_fields(owner: object, expected: str, *names: str, optional: bool = False) -> None:
+    """Raises GlassloopError for the first of these fields that does not have what is expected: a file of
+    options may have a value of any type. `expected` is one of "a text", "true or false", "a list of texts",
+    "a whole number from 0 up" and "seconds from 0 up"."""
+    for name in names:
+        value = getattr(owner, name)
+        if not (optional and value is None) and not _FITS[expected](value):
+            raise GlassloopError.about(name, f"is {shown(value)}; {expected} is expected")
 
 
 def public_name(model: str, is_path: bool = False) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from glassloop.server.operation.access import COOKIE
+from glassloop.server.operation.clients import COOKIE
 from glassloop.server.service import Service
 
 POLICY = (
@@ -49,7 +49,7 @@ def router(service: Service) -> APIRouter:
         if "key" in request.query_params:
             # It is checked already. From now on a cookie carries it, which no other site can send.
             response: Response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
-            key = quote(request.query_params["key"])
+            key = quote(request.query_params["key"], safe="")  # so that the cookie has no quotes
             response.set_cookie(COOKIE, key, httponly=True, samesite="strict", path="/")
             return response
         page = files.get("/index.html")

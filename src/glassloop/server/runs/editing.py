@@ -19,8 +19,10 @@ from glassloop.edit.repair import repair
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.protocol import Engine
 from glassloop.engine.request import draw_seed
+from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 from glassloop.search.solve import named_verifier
+from glassloop.search.verdict import TimedVerifier
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Ids, many
 from glassloop.server.openai.conversation import Messages, encode_messages
@@ -182,10 +184,7 @@ def router(service: Service) -> APIRouter:
     async def mend(request: Request, body: RepairBody) -> Response:
         service.check_text(body.text, "text")
         service.check_text(body.prompt or "", "prompt")
-        try:
-            named_verifier(body.check)
-        except GlassloopError as error:
-            raise invalid("check", f"check: {error}") from None
+        await service.prepare_on_thread(request, body, _check_verifier, body.check)
         return await edited(request, body, _DRAWN, repair, body.text)
 
     @routes.post("/sharpen", response_model=EditShape)
@@ -220,10 +219,22 @@ class Made(NamedTuple):
 def _edit(llm: Engine, make: Callable[..., Edit], *args: Any, **options: Any) -> Made:
     """Makes an edit with an engine in this process, here or on a replica."""
     if "check" in options:
-        options["check"] = named_verifier(options["check"])
+        verifier = named_verifier(options["check"])
+        options["check"] = (
+            verifier.within(options["deadline"]) if isinstance(verifier, TimedVerifier) else verifier
+        )
     edit = make(llm, *args, **options)
     runs = dict.fromkeys([edit.draft, *(each.run for each in edit.accepted), edit.run])
     return Made(edit.to_dict(), _frames(edit, llm.tokenizer.decode), [run for run in runs if run is not None])
+
+
+def _check_verifier(name: str | None) -> None:
+    try:
+        named_verifier(name)
+    except Busy:
+        raise
+    except GlassloopError as error:
+        raise invalid("check", f"check: {error}") from None
 
 
 def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:

@@ -6,25 +6,28 @@ asked for those that are not in memory. All methods are for the event loop's thr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from glassloop.server.errors import APIError
+from glassloop.server.operation.workers import Workers
 from glassloop.server.runs.state import ELSEWHERE, RunState, TreeState
-from glassloop.server.runs.storage import RunStorage
+from glassloop.server.runs.storage import RunStorage, answered
+from glassloop.trace.database import Stop
 from glassloop.trace.entry import Kept
 from glassloop.trace.listing import Listing
 from glassloop.trace.run import Run
 
+_SEARCH = 10.0  # seconds that a search may take
 _MOST_REMOVED = 10_000  # ids of removed runs that are remembered
 
 
 class RunIndex:
-    def __init__(self, keep: int, storage: RunStorage | None = None) -> None:
+    def __init__(self, keep: int, storage: RunStorage | None, searches: Workers) -> None:
         self.keep = keep
         self.storage = storage
+        self._searches = searches
         self._states: dict[str, RunState] = {}  # oldest first
         self._trees: dict[str, TreeState] = {}
         # A read of the storage that began before a removal must not bring the run back.
@@ -88,17 +91,18 @@ class RunIndex:
             raise APIError(404, f"there is no tree {id[:40]!r}", code="no_such_tree")
         return tree
 
-    async def newest(self, listing: Listing, brief: bool = False) -> tuple[Sequence[RunState | Kept], bool]:
+    async def newest(
+        self, listing: Listing, client: str, brief: bool = False
+    ) -> tuple[Sequence[RunState | Kept], bool]:
         """Returns a part of the list of runs, those in the storage by their columns alone, and whether there
         are more. If `brief`, texts may be cut."""
         limit = listing.limit or 0
         asked = replace(listing, limit=limit + 1)
-        kept = [] if self.storage is None else await self.storage.list(asked, brief)
-        states = self.states
-        # To look through texts may take a while.
-        found = (
-            await asyncio.to_thread(_select, states, listing) if listing.search else _select(states, listing)
-        )
+        if listing.search:
+            kept, found = await self._search(asked, client, brief)
+        else:
+            kept = [] if self.storage is None else await self.storage.list(asked, brief)
+            found = _select(self.states, listing)
         ordered: list[tuple[float, str, RunState | Kept]] = [
             (each.added, each.entry.id, each)
             for each in kept
@@ -107,6 +111,22 @@ class RunIndex:
         ordered += [(state.added, state.run.id, state) for state in found]
         ordered.sort(key=lambda each: each[:2], reverse=True)
         return [each for _, _, each in ordered[:limit]], max(len(ordered), len(kept)) > limit
+
+    async def _search(
+        self, listing: Listing, client: str, brief: bool
+    ) -> tuple[Sequence[Kept], Sequence[RunState]]:
+        """Returns the runs with a text in them, of the storage and of those in memory. It ends after some
+        seconds, and when the caller is cancelled."""
+        stop = Stop(_SEARCH)
+
+        def work(states: Sequence[RunState]) -> tuple[Sequence[Kept], Sequence[RunState]]:
+            kept = [] if self.storage is None else self.storage.search(listing, brief, stop)
+            return kept, _select(states, listing, stop)
+
+        try:
+            return await answered(self._searches.run_for(client, work, self.states))
+        finally:
+            stop.cancel()
 
     async def place(self, id: str) -> tuple[float, str]:
         """Returns the place of a run in the list, as `Listing.before` takes it."""
@@ -199,8 +219,14 @@ class RunIndex:
             del self._removed[next(iter(self._removed))]
 
 
-def _select(states: Sequence[RunState], listing: Listing) -> Sequence[RunState]:
-    return [state for state in states if listing.has(state.run, state.tree.id, state.added)]
+def _select(states: Sequence[RunState], listing: Listing, stop: Stop | None = None) -> Sequence[RunState]:
+    found = []
+    for state in states:
+        if stop is not None:
+            stop.check()
+        if listing.has(state.run, state.tree.id, state.added):
+            found.append(state)
+    return found
 
 
 def _still_running(id: str, status: str) -> APIError:

@@ -3,7 +3,9 @@ shape."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -18,15 +20,17 @@ from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
 from glassloop.server.operation.bodies import BodyRoute
+from glassloop.server.operation.clients import client_of
 from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs import shapes
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event
+from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event, unless_gone
 from glassloop.trace.listing import MOST_SEARCH, Listing
 
 Id = Annotated[str, Path(max_length=64)]
-MOST_FOLLOWERS = 256  # streams of events of runs and trees
+_AT_ONCE = 16  # events of a log that are sent without a break
+_QUIET = 600.0  # seconds after which the stream of a tree that is not computed ends
 TokenCount = Annotated[int | None, Field(ge=1, le=1_000_000)]
 
 
@@ -80,6 +84,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/runs", response_model=shapes.RunList | shapes.BriefList)
     async def runs(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         tree: Annotated[str | None, Query(max_length=64)] = None,
         search: Annotated[str, Query(max_length=MOST_SEARCH)] = "",
@@ -90,7 +95,10 @@ def router(service: Service) -> APIRouter:
         text, in upper or lower case, or the beginning of an id; `before` is the id of the last run of the
         page before; `brief` leaves out the options, prompts and ends of long texts."""
         place = None if before is None else await service.runs.place(before)
-        found, more = await service.runs.newest(Listing(limit, tree, search.strip(), place), brief)
+        listing = Listing(limit, tree, search.strip(), place)
+        found, more = await unless_gone(
+            request.receive, service.runs.newest(listing, client_of(request), brief)
+        )
 
         def render() -> Response:
             return JSON({"runs": shapes.summaries(service, found, brief), "more": more})
@@ -127,6 +135,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}/events", response_class=Response, responses=STREAMED)
     async def run_events(
         id: Id,
+        request: Request,
         after: Annotated[int | None, Query(ge=0)] = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
@@ -135,11 +144,12 @@ def router(service: Service) -> APIRouter:
         def over() -> bool:
             return state.request is None
 
-        return _event_stream(service, state.tree, _after(after, last_event_id), over, state)
+        return _event_stream(service, request, state.tree, _after(after, last_event_id), over, state)
 
     @routes.get("/trees/{id}/events", response_class=Response, responses=STREAMED)
     async def tree_events(
         id: Id,
+        request: Request,
         after: Annotated[int | None, Query(ge=0)] = None,
         close: bool = False,
         last_event_id: Annotated[str | None, Header()] = None,
@@ -149,7 +159,7 @@ def router(service: Service) -> APIRouter:
         def over() -> bool:
             return not tree.states or ((close or service.draining) and not tree.busy)
 
-        return _event_stream(service, tree, _after(after, last_event_id), over)
+        return _event_stream(service, request, tree, _after(after, last_event_id), over)
 
     @routes.post("/runs/{id}/fork", response_model=shapes.Runs, status_code=201)
     async def fork(id: Id, request: Request, body: ForkBody) -> Response:
@@ -240,19 +250,21 @@ async def _fork(
 
 
 def _event_stream(
-    service: Service, tree: TreeState, after: int, over: Callable[[], bool], only: RunState | None = None
+    service: Service,
+    request: Request,
+    tree: TreeState,
+    after: int,
+    over: Callable[[], bool],
+    only: RunState | None = None,
 ) -> Response:
-    """Returns the events of a tree, or of one of its runs, as a stream. It may stay open without an end, so
-    the number of such streams is bounded."""
-    if service.followers >= MOST_FOLLOWERS:
-        open_streams = f"{service.followers} streams of events are open"
-        raise too_many(f"{open_streams}; at most {MOST_FOLLOWERS} are expected", "too_many_followers")
-    service.followers += 1
-
-    def release() -> None:
-        service.followers -= 1
-
-    return EventStream(event_chunks(service, tree, after, over, only), release=release)
+    """Returns the events of a tree, or of one of its runs, as a stream. It stays open for long, so the number
+    of such streams is bounded, and each client has a share of them."""
+    client, places = client_of(request), service.followers
+    if not places.take(client):
+        message = f"too many streams of events are open; at most {places.most} are expected, half of them"
+        raise too_many(f"{message} for one client", "too_many_followers")
+    chunks = event_chunks(service, tree, after, over, only, quiet=_QUIET)
+    return EventStream(chunks, release=lambda: places.give_back(client))
 
 
 async def event_chunks(
@@ -261,13 +273,22 @@ async def event_chunks(
     after: int,
     over: Callable[[], bool],
     only: RunState | None = None,
+    quiet: float = inf,
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the events of a tree, or of one of its runs, as they are sent."""
+    """Yields the events of a tree, or of one of its runs, as they are sent. They end when nothing of the tree
+    has been computed for `quiet` seconds; a client that follows it further asks for what comes then."""
+    left, at_once = quiet, 0
     async for number, each in tree.follow(after, over, KEEP_ALIVE):
+        left = left - KEEP_ALIVE if each is None and not tree.busy else quiet
         if each is None:
+            if left <= 0:
+                return
             yield STILL_HERE
         elif only is None or each.state is only:
             yield event(each.kind, shapes.event_shape(service, number, each), number)
+        at_once += 1
+        if at_once % _AT_ONCE == 0:
+            await asyncio.sleep(0)  # a client that reads quickly must not hold up others with a long log
 
 
 def _after(after: int | None, last_event_id: str | None) -> int:

@@ -9,7 +9,7 @@ writes and a small pool reads, so a store that hangs delays nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -21,6 +21,7 @@ from glassloop.server.errors import APIError
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import public_name
 from glassloop.server.runs.state import RunState
+from glassloop.trace.database import SearchStopped, Stop
 from glassloop.trace.entry import Kept
 from glassloop.trace.listing import Listing
 from glassloop.trace.run import Run
@@ -132,7 +133,7 @@ class RunStorage:
 
     async def remove(self, id: str) -> bool:
         """Removes a run, which is gone when this returns. Returns whether there was one."""
-        return await self._answered(asyncio.wrap_future(self._store.remove_soon(id))) > 0
+        return await answered(asyncio.wrap_future(self._store.remove_soon(id))) > 0
 
     def close(self) -> None:
         """Writes what waits. What cannot be written is logged, and raised."""
@@ -171,8 +172,13 @@ class RunStorage:
         """Returns a part of the list of runs, the newest first."""
         return await self._read(lambda: self._list(listing, brief))
 
-    def _list(self, listing: Listing, brief: bool) -> Sequence[Kept]:
-        kept = self._store.kept(listing, brief)
+    def search(self, listing: Listing, brief: bool, stop: Stop) -> Sequence[Kept]:
+        """Returns the part of the list of runs that a search finds, on the caller's thread: it may take
+        seconds, and other readers must not wait for it."""
+        return self._list(listing, brief, stop)
+
+    def _list(self, listing: Listing, brief: bool, stop: Stop | None = None) -> Sequence[Kept]:
+        kept = self._store.kept(listing, brief, stop)
         writers = {each.writer for each in kept if each.entry.finish_reason is None}
         running = {writer for writer in writers if self._is_running(writer)}
         return [replace(each, is_elsewhere=each.writer in running) for each in kept]
@@ -189,16 +195,20 @@ class RunStorage:
         return await self._read(lambda: self._store.added(id))
 
     async def _read(self, work: Callable[[], T]) -> T:
-        return await self._answered(asyncio.get_running_loop().run_in_executor(self._pool, work))
+        return await answered(asyncio.get_running_loop().run_in_executor(self._pool, work))
 
-    async def _answered(self, future: asyncio.Future[T]) -> T:
-        """Returns the result of a future. The messages of the store's errors name its path, so clients get
-        other ones."""
-        try:
-            return await future
-        except StoreError as error:
-            message = f"the server's store cannot be used now: {error.reason}"
-            raise APIError(507 if error.full else 503, message, code="store_unavailable") from error
-        except TraceError as error:
-            message = "this run is damaged in the store and cannot be shown"
-            raise APIError(404, message, code="damaged_run") from error
+
+async def answered(work: Awaitable[T]) -> T:
+    """Returns what is read from a store. The messages of the store's errors name its path, so clients get
+    other ones."""
+    try:
+        return await work
+    except SearchStopped as error:
+        message = f"{error}; a search in fewer runs is expected, such as with tree"
+        raise APIError(408, message, param="search", code="search_timeout") from error
+    except StoreError as error:
+        message = f"the server's store cannot be used now: {error.reason}"
+        raise APIError(507 if error.full else 503, message, code="store_unavailable") from error
+    except TraceError as error:
+        message = "this run is damaged in the store and cannot be shown"
+        raise APIError(404, message, code="damaged_run") from error
