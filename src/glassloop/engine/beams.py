@@ -263,10 +263,11 @@ class Beams:
 
     def finish(self, ending: Ending | None) -> None:
         """Makes the best beams the request's runs: those that ended and, if `ending` cuts the search short,
-        those that were still live. All runs are complete before the listener is told of any."""
+        those that were still live. Then all of them end by that: a longer search may have found others. All
+        runs are complete before the listener is told of any."""
         if self.ended:
             return
-        request, failed = self.request, ending is not None and ending.reason == "error"
+        request = self.request
         if ending is not None:
             for beam in self._beams:
                 if beam.trail is not None:
@@ -281,9 +282,8 @@ class Beams:
             run.beams = self._record
             run.timings.prefill = first - (request.started or first)
             run.timings.decode = now - first
-            own = self._ended[place].ending if place < len(self._ended) and not failed else ending
-            if own is not None:
-                run.finish_reason, run.stop_reason = own
+            if ending is not None or place < len(self._ended):
+                run.finish_reason, run.stop_reason = ending or self._ended[place].ending
         self.ended = True
         if ending is None:  # the search is complete, and a grammar may allow fewer texts than were asked for
             request.drop_runs(len(self._ended))
