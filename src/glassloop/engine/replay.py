@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from numbers import Integral
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -69,10 +70,10 @@ def explain_token(
     if run.upstream is not None:
         return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
-    at = _check_place(run, at, of)
     check_one_of("luck", luck, ("same", "new"), TraceError)
     check_count("shown", shown, 0, llm.config.vocab_size)
-    past = run.drawn_with(at if of == "answer" else len(run.tokens))
+    # Wrong options are told before a wrong place, in Python as over HTTP.
+    past = run.drawn_with(at if of == "answer" and isinstance(at, Integral) else len(run.tokens))
     sampling, seed, salt = past.sampling, past.seed, past.salt
     searched = sampling.beam_width > 1
     what_if = bool(overrides) or luck == "new"
@@ -81,6 +82,7 @@ def explain_token(
         WHAT_IF.check(sampling, past.sampling)
         if overrides.get("seed") is not None and sampling.seed is not None:
             seed = sampling.seed
+    at = _check_place(run, at, of)
     if of == "answer" or what_if:
         check_stages(sampling, past.plugins)
     ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
