@@ -22,6 +22,7 @@ from crossings.refused import REFUSED
 from crossings.world import EXTRAS, World, alone
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
@@ -158,6 +159,7 @@ def _what_if(given: Questions, run: Run, at: int, changes: Op) -> int | None:
     now = replace(run.sampling, seed=run.seed)
     try:
         luck: Any = "same" if now.changed(changed) != now else "new"
+        changed = {name: value for name, value in changed.items() if name not in WHAT_IF.refused}
         return given.world.explain(run, at, luck=luck, **changed).winner.id
     except GlassloopError:  # the fork is refused too, or no token is left
         return None
