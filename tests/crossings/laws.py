@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from crossings.world import World
+from engine.small import EOS
 
 from glassloop.engine.draft_model import DraftModel
 from glassloop.engine.replay import token_at
@@ -81,6 +82,8 @@ class Judge:
 
     def text(self, run: Run, what: str) -> None:
         """The text is that of the tokens' bytes, and ends before the first stop string."""
+        if EOS in run.token_ids and run.sampling.stop:  # the name of the end may have a stop string in it
+            return
         data = b"".join([token.bytes for token in run.tokens])
         stop = run.stop_reason if run.finish_reason == "stop" and run.end is None else None
         if stop in run.sampling.stop:
@@ -89,12 +92,16 @@ class Judge:
                 ends, "stop", lambda: f"{what} ended by {stop!r}, which its tokens do not end with: {data!r}"
             )
             data = data if run.sampling.include_stop else data.removesuffix(stop.encode())
-        elif not run.past and not run.sampling.min_tokens and run.finish_reason in ("length", "stop"):
+        elif _is_free(run) and not run.sampling.min_tokens and run.finish_reason in ("length", "stop"):
             found = [each for each in run.sampling.stop if each.encode() in data]
             self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
         whole = data.decode("utf-8", "replace")
         self.must(run.text == whole, "text", lambda: f"{what}: {run.text!r} is not {whole!r}")
-        odd = [token.sample for token in run.tokens if token.sample != run.sample]
+
+    def sample(self, run: Run, what: str) -> None:
+        """The tokens of a run say of which sample they are."""
+        records = run.tokens if run.end is None else [*run.tokens, run.end]
+        odd = [token.sample for token in records if token.sample != run.sample]
         if run.fork_at is None:
             self.must(not odd, "sample", lambda: f"{what}: sample {run.sample} has tokens of {odd}")
 
@@ -103,7 +110,7 @@ class Judge:
         ids, rounds = run.token_ids, run.sampling.stop_on_repetition
         if run.finish_reason == "repetition":
             self.must(_repeats(ids, rounds), "repetition", lambda: f"{what} ended, and {ids} does not repeat")
-        if rounds and not run.past and run.diffusion is None:
+        if rounds and _is_free(run) and run.diffusion is None:
             least = max(run.sampling.min_tokens, 1)
             early = [end for end in range(least, len(ids)) if _repeats(ids[:end], rounds)]
             self.must(not early, "repetition", lambda: f"{what} repeats itself at {early[:1]}, and went on")
@@ -153,6 +160,7 @@ class Judge:
     def run(self, world: World, run: Run, what: str, at: float, light: bool = False) -> None:
         """All laws of one run that has ended. `at` chooses the places that are looked at."""
         self.text(run, what)
+        self.sample(run, what)
         self.repetition(run, what)
         if run.error is not None or not (run.tokens or run.end):
             return
@@ -200,6 +208,11 @@ def record(run: Run) -> dict[str, Any]:
     made = {name: getattr(run, name) for name in (*names, "prompt_tokens", "passes", "beams", "revised")}
     taken = [each.tokens for each in run.drafts_taken_back]
     return made | {"error": error, "samples": len(run.samples), "taken back": taken}
+
+
+def _is_free(run: Run) -> bool:
+    """Returns whether a run has chosen all of its tokens: those that are kept or forced do not end it."""
+    return not run.past and all(token.source != "forced" for token in run.tokens)
 
 
 def _repeats(ids: Sequence[int], rounds: int) -> bool:

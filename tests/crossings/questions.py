@@ -155,12 +155,12 @@ def _what_if(given: Questions, run: Run, at: int, changes: Op) -> int | None:
     """Returns the token that `explain` foretells for a fork at this place, or None if it cannot."""
     if {"token", "text"} & changes.keys() or run.diffusion is not None or run.sampling.beam_width > 1:
         return None
-    changed = {name: value for name, value in changes.items() if name not in ("n", "timeout")}
+    changed = {name: value for name, value in changes.items() if name != "n"}
     now = replace(run.sampling, seed=run.seed)
     try:
         luck: Any = "same" if now.changed(changed) != now else "new"
-        changed = {name: value for name, value in changed.items() if name not in WHAT_IF.refused}
-        return given.world.explain(run, at, luck=luck, **changed).winner.id
+        asked = {name: value for name, value in changed.items() if name not in WHAT_IF.refused}
+        return given.world.explain(run, at, luck=luck, **asked).winner.id
     except GlassloopError:  # the fork is refused too, or no token is left
         return None
 

@@ -152,7 +152,7 @@ def test_every_place_is_explained_by_the_pass_that_filled_it(run):
         llm.explain(run, 0, beam_width=2)
     with pytest.raises(TraceError, match="pass is 99"):
         llm.explain(run, 0, number=99)
-    with pytest.raises(TraceError, match="step is 77"):
+    with pytest.raises(TraceError, match="at is 77"):
         llm.explain(run, 77)
     last = max(each.number for each in run.passes if each.first == 0)
     known = next(at for at, token in enumerate(known_before(run, run.passes[last])) if token is not None)

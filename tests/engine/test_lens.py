@@ -184,12 +184,12 @@ def test_errors_say_what_was_expected(llm):
     for wrong, said in (
         (lambda: llm.lens.attention(TIRED, 99), "token is 99; a place from 0 to 9 is expected"),
         (lambda: llm.lens.attention(TIRED, "dog"), "token is 'dog'; one of the text's tokens is expected"),
-        (lambda: llm.lens.attention(""), "the text is empty"),
+        (lambda: llm.lens.attention(""), "text is empty"),
         (lambda: llm.lens.attention([1, 10**6]), "text\\[1\\] is 1000000"),
         (lambda: llm.lens.attention(TIRED).layer(31), "layer is 31; one from 1 to 30 is expected"),
-        (lambda: llm.lens.layers(TIRED, count=0), "count is 0; a number from 1 to 1000 is expected"),
-        (lambda: llm.lens.neighbours(""), "the text is empty"),
-        (lambda: llm.lens.neighbours(10**6), "token is 1000000; a token id below 49152 is expected"),
+        (lambda: llm.lens.layers(TIRED, count=0), "count is 0; a whole number from 1 to 1000 is expected"),
+        (lambda: llm.lens.neighbours(""), "of is empty"),
+        (lambda: llm.lens.neighbours(10**6), "of is 1000000; a token id below 49152 is expected"),
         (lambda: llm.lens.layers([5] * 9000), "room for"),
     ):
         with pytest.raises((GlassloopError, TextError), match=said):

@@ -318,14 +318,12 @@ def test_what_goes_on_needs_the_op_set_that_made_the_run():
 
 def test_a_place_that_is_not_there():
     run = small_llm().generate(PROMPT, Sampling(seed=5, max_tokens=4, ignore_eos=True))
-    with pytest.raises(TraceError, match="step is 5; a token from 0 to 4 is expected"):
+    with pytest.raises(TraceError, match="at is 5; a token from 0 to 4 is expected"):
         run.explain(5)
-    with pytest.raises(TraceError, match="step is -1"):
+    with pytest.raises(TraceError, match="at is -1"):
         run.explain(-1)
     for at in (0, len(PROMPT)):
-        with pytest.raises(
-            TraceError, match=f"step is {at}; a token from 1 to {len(PROMPT) - 1} is expected"
-        ):
+        with pytest.raises(TraceError, match=f"at is {at}; a token from 1 to {len(PROMPT) - 1} is expected"):
             run.explain(at, of="prompt")
     with pytest.raises(TraceError, match="of is 'middle'"):
         run.explain(1, of="middle")

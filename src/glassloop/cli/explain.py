@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
 from glassloop.errors import GlassloopError
+from glassloop.trace.run import NoSuchToken
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -103,9 +106,9 @@ def explain(
         of, pieces = "answer", [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
     at = find_place(step, pieces, f"the {of}", "--step")
     asked_pass: dict[str, Any] = {} if number is None else {"number": number}
-    told = llm.explain(
-        run, at, of=of, luck="new" if new_luck else "same", shown=shown, **asked_pass, **overrides
-    )
+    luck = "new" if new_luck else "same"
+    with _naming_step():
+        told = llm.explain(run, at, of=of, luck=luck, shown=shown, **asked_pass, **overrides)
     print_notes(told.notes)
     token = None if in_prompt else token_at(run, at)
     if as_json:
@@ -137,6 +140,15 @@ def explain(
 takes_sampling(explain, prefix="What if", unset=True)
 
 
+@contextmanager
+def _naming_step() -> Iterator[None]:
+    """Calls the place of a token by the option that gives it."""
+    try:
+        yield
+    except NoSuchToken as error:
+        raise NoSuchToken(str(error).replace("at is", "--step is", 1), field="--step") from None
+
+
 def _print_told(
     run: Run, step: str, in_prompt: bool, new_luck: bool, shown: int, overrides: dict[str, Any], as_json: bool
 ) -> None:
@@ -148,7 +160,8 @@ def _print_told(
     of, tokens = ("prompt", run.prompt_tokens) if in_prompt else ("answer", run.tokens)
     first = [""] if in_prompt else []  # of a prompt, the first token has no record
     at = find_place(step, [*first, *(each.piece for each in tokens)], f"the {of}", "--step")
-    told = run.explain(at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
+    with _naming_step():
+        told = run.explain(at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
     token = tokens[at - len(first)]
     if as_json:
         print_json({"run": run.id, "step": at, "of": of, "recorded": token.to_dict(), **told.to_dict()})

@@ -54,10 +54,14 @@ def resolve(sampling: Sampling | None, options: Mapping[str, Any], defaults: Sam
     keyword arguments in place of some."""
     if sampling is None:
         return with_defaults(options, defaults)
-    if not isinstance(sampling, Sampling):
-        problem = f"is {shown(sampling)}; Sampling(temperature=0), or temperature=0 by itself, is expected"
-        raise SamplingError.about("sampling", problem)
+    check_sampling(sampling, "Sampling(temperature=0), or temperature=0 by itself,")
     return replace(sampling, **options) if options else sampling
+
+
+def check_sampling(sampling: object, expected: str = "a Sampling") -> None:
+    """Raises unless these are the options of a request."""
+    if not isinstance(sampling, Sampling):
+        raise SamplingError.about("sampling", f"is {shown(sampling)}; {expected} is expected")
 
 
 def non_default(sampling: Sampling) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
@@ -156,6 +157,9 @@ def explain_fill(
     """Returns why the token at this place of the answer is there: the pass that filled it is computed again.
     `number` asks about another pass: what the place would have got in it. Options, or new luck, make it a
     what-if."""
+    at = check_count("at", at, 0, run.context, "a place", NoSuchToken)
+    check_one_of("luck", luck, ("same", "new"), TraceError)
+    check_count("shown", shown, 0, llm.config.vocab_size)
     _, after = recorded_filling(llm, run)
     sampling, seed, salt = run.sampling, run.seed, run.salt
     if overrides:
@@ -163,16 +167,13 @@ def explain_fill(
         for kind in (WHAT_IF, DIFFUSION):
             kind.check(sampling, run.sampling)
         seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
-    if luck not in ("same", "new"):
-        raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
     if luck == "new":
         position = len(run.prompt_ids) + at
         salt = fork_salt(salt, position, run.forks.get(position, 0) + 1)
     what_if = bool(overrides) or luck == "new"
     if number is None:
         number = last_filled(run, at)
-    if not 0 <= number < len(run.passes):
-        raise TraceError.about("pass", f"is {number}; one from 0 to {len(run.passes) - 1} is expected")
+    check_count("pass", number, 0, len(run.passes) - 1, "one", TraceError)
     record = run.passes[number]
     tokens = known_before(run, record)
     tokens = tokens[: text_length(tokens, stop_ids(run.sampling, llm.tokenizer.eos_ids).__contains__)]
@@ -227,7 +228,7 @@ def last_filled(run: Run, at: int) -> int:
     for record in reversed(run.passes):
         if any(each.at == at for each in record.filled):
             return record.number
-    raise NoSuchToken(f"step is {at}; a place that was filled is expected")
+    raise NoSuchToken.about("at", f"is {at}; a place that was filled is expected")
 
 
 def known_before(run: Run, record: PassRecord) -> list[int | None]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_text
+from glassloop.decode.defaults import check_sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import INFILL, INFILL_MASKS, REWRITE, TaskKind
 from glassloop.edit.accept import best_by_bits, chain
-from glassloop.edit.bounds import check_count, check_text
 from glassloop.edit.characters import widen
 from glassloop.edit.masks import check_masks, check_proposer, options_of
 from glassloop.edit.proposal import Place, Proposal, Work
@@ -239,6 +240,7 @@ def _begin(
     if window is not None:
         check_count("window", window, 0, 1 << 20)
     if sampling is not None:
+        check_sampling(sampling)
         kind.check(sampling, DRAWN)
     if method == "metropolis" and sampling is not None and sampling.greedy:
         raise SamplingError.about("temperature", "is 0; a chain draws, so a number above 0 is expected")

@@ -13,16 +13,17 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_number
 from glassloop.decode.compiled import Compiled
+from glassloop.decode.defaults import check_sampling
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import SHARPEN
 from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
-from glassloop.edit.bounds import check_count, check_number
 from glassloop.edit.proposal import Proposal, Work, complete_all
 from glassloop.edit.record import Edit
 from glassloop.engine.branching import branch
-from glassloop.engine.deadline import Deadline
+from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import SamplingError
 from glassloop.trace.run import Run
@@ -72,6 +73,7 @@ def sharpen_all(
     check_count("steps", steps, 0, MOST_STEPS)
     if block is not None:
         check_count("block", block, 1, 1 << 20)
+    check_deadline(deadline)
     options = _options(sampling, alpha)
     seed = draw_seed() if options.seed is None else options.seed
     chains: list[Generator[Request, None, Edit]] = []
@@ -94,6 +96,7 @@ def sharpen_all(
 def _options(sampling: Sampling | None, alpha: float) -> Sampling:
     if sampling is None:
         return Sampling(temperature=1 / alpha)
+    check_sampling(sampling)
     SHARPEN.check(sampling)
     if sampling.greedy:
         raise SamplingError.about(

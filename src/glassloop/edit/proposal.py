@@ -23,7 +23,7 @@ from glassloop.edit.characters import is_border
 from glassloop.edit.dice import Dice
 from glassloop.edit.masks import fill_place
 from glassloop.engine.branching import branch
-from glassloop.engine.deadline import Deadline, TimedOut
+from glassloop.engine.deadline import Deadline, TimedOut, check_deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed
 from glassloop.engine.request import Request
@@ -164,6 +164,7 @@ class Work:
     """What an edit computes with: the model, its luck, and a count of the tokens that it has paid for."""
 
     def __init__(self, llm: LLM, seed: int, deadline: Deadline | None = None) -> None:
+        check_deadline(deadline)
         self.llm = llm
         self.dice = Dice(seed)
         self.deadline = deadline
@@ -201,6 +202,7 @@ class Work:
             request = self.branch(of, 0, ids)
             run = request.runs[0]
         else:
+            self.llm.check_length(len(prompt_ids))
             options = self._scoring(len(prompt_ids), len(ids))
             run = self.llm.new_run(list(prompt_ids), options, self.dice.seed, salt=0, prompt=None, sample=0)
             run.samples = [run]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_number, check_text
+from glassloop.decode.defaults import check_sampling
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import REPAIR, REPAIR_CHECK, REPAIR_MASKS, TaskKind
 from glassloop.edit.accept import best_by_gain
-from glassloop.edit.bounds import check_count, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
 from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
@@ -109,6 +110,7 @@ def repair(
     if check is not None and not callable(check):
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None:
+        check_sampling(sampling)
         kind.check(sampling, DRAWN)
     check_proposer(llm, proposer)
     if check is not None and proposer != "left":
@@ -329,13 +331,14 @@ def _tokens(llm: LLM, text: str | Run, prompt: Any) -> tuple[list[int], list[int
         head = llm.tokenizer.token_bytes(prompt_ids[0]).decode("utf-8", "replace") if whole else ""
         return prompt_ids, ids, head
     if isinstance(prompt, str):
-        prompt_ids = llm.tokenizer.encode(prompt)
+        prompt_ids = llm.tokenizer.encode(check_text("prompt", prompt))
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         prompt_ids = llm.tokenizer.encode_chat(prompt)
     else:
         prompt_ids = llm.checked(prompt)
-    if not text:
-        raise TextError.about("text", "is empty; at least one token is expected")
+    for name, given in (("text", text), ("prompt", prompt_ids)):
+        if not given:
+            raise TextError.about(name, "is empty; at least one token is expected")
     return prompt_ids, llm.tokenizer.encode_inside(text), ""
 
 

@@ -10,6 +10,7 @@ from threading import Event
 from time import monotonic
 
 from glassloop.errors import GlassloopError
+from glassloop.shown import shown
 
 
 class TimedOut(GlassloopError):
@@ -18,6 +19,12 @@ class TimedOut(GlassloopError):
 
 class Cancelled(GlassloopError):
     """A computation whose caller no longer wants it."""
+
+
+def check_deadline(deadline: object) -> None:
+    """Raises unless this is a deadline, or None for no limit."""
+    if deadline is not None and not isinstance(deadline, Deadline):
+        raise GlassloopError.about("deadline", f"is {shown(deadline)}; a Deadline is expected")
 
 
 class Deadline:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_text
+from glassloop.decode.defaults import check_sampling
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import CONTINUE, FORK
@@ -32,7 +34,7 @@ def fork_request(
 ) -> Request:
     """Returns the request of `LLM.fork`."""
     check_continuable(llm, run)
-    check_change(run, at, token, text)
+    at = check_change(run, at, token, text)
     options, changed = fork_options(run, at, sampling, overrides)
     drawn = run.drawn_with(at)
     check_stages(options, drawn.plugins)
@@ -60,13 +62,14 @@ def fork_request(
     )
 
 
-def check_change(run: Run, at: int, token: int | str | None, text: str | None) -> None:
-    """Raises unless a run can be forked at a place, with a token or a text or neither."""
-    check_place(at, len(run.tokens))
+def check_change(run: Run, at: int, token: int | str | None, text: str | None) -> int:
+    """Returns the place at which a run is forked. Raises unless that is possible with these changes."""
+    place = check_place(at, len(run.tokens))
     if token is not None and text is not None:
         raise GlassloopError("token and text are both given; at most one of them is expected", field="token")
-    if text is not None and not isinstance(text, str):
-        raise TextError.about("text", f"is {shown(text)}; a text is expected")
+    if text is not None:
+        check_text("text", text)
+    return place
 
 
 def fork_options(
@@ -75,8 +78,7 @@ def fork_options(
     """Returns the options of a fork at a place of a run, and whether they change what that place has."""
     before = run.options_at(at).sampling
     options = before if sampling is None else sampling
-    if not isinstance(options, Sampling):
-        raise SamplingError.about("sampling", f"is {shown(options)}; a Sampling is expected")
+    check_sampling(options)
     if overrides:
         options = options.changed(overrides)
     FORK.check(options, replace(before, beam_width=1))

@@ -38,9 +38,8 @@ def sampling_of_each(sampling: Sampling | Sequence[Sampling], count: int, same_l
                 "same_luck", "applies to a single Sampling; in a list, each has its own seed"
             )
         if len(sampling) != count:
-            raise SamplingError(
-                f"sampling has {len(sampling)} entries; {count} are expected, one for each prompt"
-            )
+            problem = f"has {len(sampling)} entries; {count} are expected, one for each prompt"
+            raise SamplingError.about("sampling", problem)
         return list(sampling)
     if same_luck:
         return [replace(sampling, seed=draw_seed() if sampling.seed is None else sampling.seed)] * count

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassloop.engine.deadline import Deadline
+from glassloop.arguments import check_count, check_text
+from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.logits import computed_after
 from glassloop.engine.replay import check_run
 from glassloop.errors import GlassloopError, TextError
 from glassloop.model.lens import Lens
 from glassloop.ops.quant import Float32
+from glassloop.shown import shown
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -189,6 +191,7 @@ class Lenses:
     def attention(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> Attention:
         """Returns the attention of a token of a run, a text or a list of token ids. The token is given by its
         place, from 0 (from the end if negative), or by its text: then the last such one is meant."""
+        check_deadline(deadline)
         llm, (ids, at) = self._llm, self._place(text, token)
         seen, count = ids[: at + 1], len(llm.config.layers)
         each = max(1, _KEYS // len(seen))
@@ -202,7 +205,8 @@ class Lenses:
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
         """Returns the prediction of each layer for the token after a given one."""
-        _check_count(count)
+        check_deadline(deadline)
+        check_count("count", count, 1, MOST)
         llm, (ids, at) = self._llm, self._place(text, token)
         ops = llm.transformer.ops.rows
         compute, adapter = self._lens.layers, self._adapter(text, at)
@@ -224,11 +228,15 @@ class Lenses:
 
     def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
         """Returns the tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""
-        _check_count(count)
+        check_deadline(deadline)
+        check_count("count", count, 1, MOST)
         llm, size = self._llm, self._llm.config.vocab_size
-        ids = llm.tokenizer.encode(of, add_special=False) if isinstance(of, str) else [llm.checked_id(of)]
+        if isinstance(of, str):
+            ids = llm.tokenizer.encode(check_text("of", of), add_special=False)
+        else:
+            ids = [llm.checked_id(of, "of")]
         if not ids:
-            raise TextError("the text is empty; at least one token is expected")
+            raise TextError.about("of", "is empty; at least one token is expected")
         mean = self._mean(ids, deadline)
         mean /= max(float(np.linalg.norm(mean)), 1e-30)
         cosines = np.concatenate([units @ mean for units in self._units(range(size), deadline)])
@@ -289,10 +297,12 @@ class Lenses:
         if isinstance(text, Run):
             check_run(llm, text)
             ids = [*text.prompt_ids, *text.token_ids]
+        elif isinstance(text, str):
+            ids = llm.tokenizer.encode(check_text("text", text))
         else:
-            ids = llm.tokenizer.encode(text) if isinstance(text, str) else llm.checked(text, "text")
+            ids = llm.checked(text, "text")
         if not ids:
-            raise TextError("the text is empty; at least one token is expected")
+            raise TextError.about("text", "is empty; at least one token is expected")
         return ids
 
     def _pieces(self, ids: Sequence[int]) -> tuple[Piece, ...]:
@@ -301,10 +311,11 @@ class Lenses:
 
 def _find(token: int | str, pieces: list[str]) -> int:
     """Returns the place of a token, given by its number or by its text; the last one if there are several."""
-    if isinstance(token, int):
-        at = token + len(pieces) if token < 0 else token
-        if not 0 <= at < len(pieces):
-            raise TextError.about("token", f"is {token}; a place from 0 to {len(pieces) - 1} is expected")
+    if not isinstance(token, str):
+        at = token + len(pieces) if isinstance(token, int) and token < 0 else token
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < len(pieces):
+            problem = f"is {shown(token)}; a place from 0 to {len(pieces) - 1} is expected"
+            raise TextError.about("token", problem)
         return at
     exact = [at for at, piece in enumerate(pieces) if piece == token]
     nearly = [at for at, piece in enumerate(pieces) if piece.strip() == token.strip()]
@@ -312,11 +323,6 @@ def _find(token: int | str, pieces: list[str]) -> int:
         said = " ".join(map(repr, pieces[:40])) + (" …" if len(pieces) > 40 else "")
         raise TextError(f"token is {token!r}; one of the text's tokens is expected: {said}", field="token")
     return (exact or nearly)[-1]
-
-
-def _check_count(count: int) -> None:
-    if not 1 <= count <= MOST:
-        raise GlassloopError(f"count is {count}; a number from 1 to {MOST} is expected")
 
 
 def _head(seen: Attention | Layers | Neighbours) -> dict[str, str]:

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from glassloop.decode.defaults import resolve, split_options
+from glassloop.arguments import check_function
+from glassloop.decode.defaults import check_sampling, resolve, split_options
 from glassloop.decode.option import hint
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.deadline import Deadline
+from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed, complete, sampling_of_each
 from glassloop.engine.local import LocalEngine
 from glassloop.engine.request import Request
-from glassloop.engine.request_maker import Messages, Prompt
+from glassloop.engine.request_maker import Messages, Prompt, template_values
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.ops.quant import Float32
-from glassloop.trace.run import Run
+from glassloop.shown import shown
+from glassloop.trace.run import Run, check_is_run
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class LLM(LocalEngine):
         in `sampling`, the runs are written by filling masks; `run.diffusion` has how, and not their
         `sampling`, which holds for each place as for each token of any other text."""
         sampling = self.default_sampling if sampling is None else sampling
+        check_sampling(sampling)
         if sampling.diffusion is None:
             return super().prepare(prompt, sampling, **options)
         from glassloop.diffuse.write import by_diffusion
@@ -129,7 +132,8 @@ class LLM(LocalEngine):
         """
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
-                raise SamplingError("sampling is a list; a single Sampling is expected for a single prompt")
+                problem = f"is {shown(sampling)}; a single Sampling is expected for a single prompt"
+                raise SamplingError.about("sampling", problem)
             if same_luck:
                 raise GlassloopError.about(
                     "same_luck", "is given for one prompt; a list of prompts is expected"
@@ -153,7 +157,7 @@ class LLM(LocalEngine):
     ) -> Iterator[Run]:
         """Yields the runs that `generate` returns for a list of prompts, each as soon as it has ended.
         Leaving the loop cancels the others."""
-        if _is_one(prompts) and (prompts or isinstance(prompts, str)):
+        if _is_one(prompts, "prompts") and (prompts or isinstance(prompts, str)):
             raise GlassloopError.about("prompts", "is one prompt; a list of prompts is expected")
         requests = self._prepare_each(prompts, sampling, options, priority, same_luck)
         return as_completed(self.engine, requests)
@@ -202,7 +206,7 @@ class LLM(LocalEngine):
                 problem = f"is neither an option nor a variable of the chat template of {self.name}; {known}"
                 raise SamplingError.about(name, problem)
         chosen = resolve(sampling, options, self.default_sampling)
-        values = {**(template or {}), **others}
+        values = {**template_values(template), **others}
         request = self.prepare_chat(messages, chosen, priority=priority, template=values)
         complete(self.engine, [request], progress=False)
         return _result(request)
@@ -239,6 +243,8 @@ class LLM(LocalEngine):
         every pass, on the engine's thread. docs/diffusion.md describes it."""
         from glassloop.diffuse.write import diffuse
 
+        check_function("on_pass", on_pass)
+        check_deadline(deadline)
         chosen = resolve(sampling, options, self.default_sampling)
         return diffuse(self, prompt, chosen, diffusion, on_pass=on_pass, deadline=deadline)
 
@@ -264,6 +270,8 @@ class LLM(LocalEngine):
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
+        check_is_run(run)
+        check_deadline(deadline)
         if run.diffusion is not None and overrides.get("of", "answer") == "answer":
             from glassloop.diffuse.replay import explain_fill
 
@@ -280,6 +288,8 @@ class LLM(LocalEngine):
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> Verdict:
         """Computes a recorded run once more, from the token `first` on, and compares every number."""
+        check_is_run(run)
+        check_deadline(deadline)
         if run.diffusion is not None:
             from glassloop.diffuse.replay import replay_passes
 
@@ -356,14 +366,13 @@ class LLM(LocalEngine):
         self.close()
 
 
-def _is_one(prompt: object) -> bool:
+def _is_one(prompt: object, name: str = "prompt") -> bool:
     """Returns whether this is one prompt, a text or token ids, and not a list of prompts."""
     if isinstance(prompt, str):
         return True
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
-        raise GlassloopError(
-            f"prompt is {type(prompt).__name__}; a text, a list of token ids or a list of those is expected"
-        )
+        problem = f"is {type(prompt).__name__}; a text, a list of token ids or a list of those is expected"
+        raise GlassloopError.about(name, problem)
     return not prompt or not isinstance(prompt[0], (Sequence, np.ndarray))
 
 

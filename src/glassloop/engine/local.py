@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glassloop.arguments import check_count, check_path
 from glassloop.decode.defaults import default_sampling, with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.adapters import AdapterNumber, LoadedAdapter
-from glassloop.engine.deadline import Deadline
+from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.follow import afollow, follow
 from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import Loop
@@ -26,7 +27,7 @@ from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import DrafterKind, Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.thread import EngineThread
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, LengthError
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.holes import shipped_holes
 from glassloop.model.loader import ModelFiles
@@ -151,6 +152,7 @@ class LocalEngine(Engine):
         from glassloop.model.adapter import read_adapter
 
         check_adapter_name(name)
+        check_path("path", path)
         with self._one_adapter:
             if name in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is loaded already")
@@ -160,6 +162,7 @@ class LocalEngine(Engine):
 
     def unload_adapter(self, name: str) -> None:
         """Unloads an adapter. Requests that use it now are completed with it; new ones are refused."""
+        check_adapter_name(name)
         with self._one_adapter:
             if name not in self.engine.loop.adapters.loaded:
                 raise GlassloopError.about("adapter", f"{shown(name)} is not loaded")
@@ -169,7 +172,7 @@ class LocalEngine(Engine):
         """Returns the number of an adapter in a batch, 0 for None. Raises if it is not loaded."""
         if name is None:
             return 0
-        loaded = self.engine.loop.adapters.loaded.get(name)
+        loaded = self.engine.loop.adapters.loaded.get(name) if isinstance(name, str) else None
         if loaded is None:
             self.adapters_of(Sampling(adapter=name))
             raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
@@ -209,9 +212,11 @@ class LocalEngine(Engine):
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
         that the model computes."""
-        from glassloop.model.adapter import read_adapter
+        from glassloop.model.adapter import Adapter, read_adapter
 
-        made = read_adapter(adapter, self.config) if isinstance(adapter, (str, Path)) else adapter
+        made = adapter
+        if not isinstance(made, Adapter):
+            made = read_adapter(check_path("adapter", adapter), self.config)
         if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
             raise GlassloopError(
                 f"adapter {made.name} has no mask token; one made for masked rows is expected"
@@ -263,17 +268,19 @@ class LocalEngine(Engine):
         """Returns the logits after each token from the place `first` on, by default after the last one:
         [tokens, vocabulary]. What is in the cache is not computed again."""
         ids = self.checked(token_ids, "token_ids")
-        self.check_length(len(ids))
-        place = len(ids) - 1 if first is None else first
-        if not 0 <= place < len(ids):
-            raise GlassloopError(f"first is {first}; a place from 0 to {len(ids) - 1} is expected")
+        self.check_length(len(ids), "token_ids")
+        place = len(ids) - 1 if first is None else check_count("first", first, 0, len(ids) - 1, "a place")
         return np.stack(list(logits_after(self.engine, ids, place, None, self.adapter_number(adapter))))
 
     def embed(self, token_ids: Sequence[int], *, deadline: Deadline | None = None) -> Float32:
         """Returns the mean of the last hidden states of all tokens, [dim]."""
         from glassloop.engine.hidden import mean_hidden
 
-        return mean_hidden(self.engine, token_ids, deadline)
+        check_deadline(deadline)
+        ids, context = self.checked(token_ids, "token_ids"), self.config.context
+        if not 1 <= len(ids) <= context:
+            raise LengthError.about("token_ids", f"has {len(ids)} tokens; 1 to {context} are expected")
+        return mean_hidden(self.engine, ids, deadline)
 
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 

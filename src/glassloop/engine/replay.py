@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
+from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.choose import race_of_found
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
@@ -29,7 +30,7 @@ from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.shown import printable
 from glassloop.trace.run import NoSuchToken as NoSuchToken
-from glassloop.trace.run import Past, Run
+from glassloop.trace.run import Past, Run, check_is_run
 from glassloop.trace.token import Token
 from glassloop.trace.told import explain_told
 from glassloop.trace.verdict import Difference, Verdict
@@ -68,6 +69,9 @@ def explain_token(
     if run.upstream is not None:
         return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
+    at = _check_place(run, at, of)
+    check_one_of("luck", luck, ("same", "new"), TraceError)
+    check_count("shown", shown, 0, llm.config.vocab_size)
     past = run.drawn_with(at if of == "answer" else len(run.tokens))
     sampling, seed, salt = past.sampling, past.seed, past.salt
     searched = sampling.beam_width > 1
@@ -77,11 +81,8 @@ def explain_token(
         WHAT_IF.check(sampling, past.sampling)
         if overrides.get("seed") is not None and sampling.seed is not None:
             seed = sampling.seed
-    _check_place(run, at, of)
     if of == "answer" or what_if:
         check_stages(sampling, past.plugins)
-    if luck not in ("same", "new"):
-        raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
     ids = [*run.prompt_ids, *run.token_ids[:at]] if of == "answer" else run.prompt_ids[:at]
     if luck == "new":
         salt = peek_luck(run, at) if of == "answer" else fork_salt(salt, at, 1)
@@ -134,17 +135,10 @@ def token_at(run: Run, at: int) -> Token | None:
     return run.tokens[at] if at < len(run.tokens) else run.end
 
 
-def _check_place(run: Run, at: int, of: Part) -> None:
-    if of == "answer":
-        first, last, note = 0, len(run.tokens), ""
-    elif of == "prompt":
-        first, last = 1, len(run.prompt_ids) - 1
-        note = "; before the first token of the prompt there are no logits"
-    else:
-        raise TraceError(f"of is {of!r}; 'answer' or 'prompt' is expected")
-    if not first <= at <= last:
-        expected = f"a token from {first} to {last} is expected" if first <= last else "the prompt has one"
-        raise NoSuchToken(f"step is {at}; {expected}{note}")
+def _check_place(run: Run, at: int, of: Part) -> int:
+    check_one_of("of", of, ("answer", "prompt"), TraceError)
+    first, last = (0, len(run.tokens)) if of == "answer" else (1, len(run.prompt_ids) - 1)
+    return check_count("at", at, first, last, "a token", NoSuchToken)
 
 
 def _beam_rank(run: Run, at: int) -> BeamRank | None:
@@ -191,8 +185,7 @@ def replay_run(
 def records_of(run: Run, first: int = 0) -> list[Token]:
     """Returns the tokens of a run with the one that ended it. Raises unless `first` is a place among them."""
     records = run.tokens if run.end is None else [*run.tokens, run.end]
-    if not 0 <= first <= len(records):
-        raise TraceError(f"first is {first}; a token from 0 to {len(records)} is expected")
+    check_count("first", first, 0, len(records), "a token", TraceError)
     return records
 
 
@@ -239,6 +232,7 @@ def check_run(llm: RequestMaker, run: Run) -> None:
 def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
+    check_is_run(run)
     if run.diffusion is not None:
         raise TraceError.about(
             "run",

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from glassloop.arguments import check_count, check_number, check_text
 from glassloop.decode.compiled import Compiled
+from glassloop.decode.defaults import check_sampling
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import kind_of
@@ -26,6 +28,22 @@ from glassloop.trace.run import Maker, Run
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+
+_MOST_PRIORITY = 1 << 31
+
+
+def template_values(template: object) -> dict[str, Any]:
+    """Returns the variables that a caller gives for a chat template, by their names."""
+    if template is None:
+        return {}
+    if not isinstance(template, Mapping) or not all(isinstance(name, str) for name in template):
+        raise TextError.about("template", f"is {shown(template)}; a mapping from names to values is expected")
+    return dict(template)
+
+
+def check_priority(priority: object) -> None:
+    """Raises unless requests can be ordered by this priority."""
+    check_count("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
 
 
 class RequestMaker(Maker):
@@ -87,9 +105,14 @@ class RequestMaker(Maker):
         `compile` for these options; without it they are compiled here, and an error is the request's own.
         `messages` is the conversation that the prompt was rendered from, for the record."""
         sampling = self.default_sampling if sampling is None else sampling
+        check_sampling(sampling)
+        check_priority(priority)
         kind_of(sampling).check(sampling)
         text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(check_text("prompt", prompt))
+        else:
+            ids = self.checked(prompt)
         self.check_length(len(ids))
         talk = None if messages is None else recorded(messages)
 
@@ -114,7 +137,7 @@ class RequestMaker(Maker):
         """Returns a request for the next turn of a conversation. `template` has variables of the model's chat
         template, and `continue_final`: True continues the last message. A name that the template does not
         have is an error."""
-        values = dict(template or {})
+        values = template_values(template)
         for name in values:
             if not self.has_variable(name):
                 problem = f"is not a variable of the chat template of {self.name}"
@@ -153,6 +176,7 @@ class RequestMaker(Maker):
         """Returns the request that `fork` runs with the same changes: `token`, `text` or options."""
         from glassloop.engine.fork import fork_request
 
+        check_priority(priority)
         made = fork_request(self, run, at, **changes)
         made.listener, made.priority = listener, priority
         return made
@@ -162,17 +186,27 @@ class RequestMaker(Maker):
         if it had not been. `timeout` is for the rest, where the run's own is longer or missing."""
         from glassloop.engine.fork import rest_request
 
+        if timeout is not None:
+            check_number("timeout", timeout, 0, 1e9)
         return rest_request(self, run, timeout)
 
     def piece(self, token: int) -> str:
         """Returns the text of a token by itself."""
-        return self._pieces[token]
+        try:
+            return self._pieces[token]
+        except (TypeError, TextError):
+            self.checked_id(token)
+            raise
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of token ids. One that the tokenizer does not have is written as `piece` does."""
-        if max(token_ids, default=0) < self.tokenizer.vocab_size:
-            return self.tokenizer.decode(token_ids)
-        return "".join(map(self.piece, token_ids))
+        try:
+            if max(token_ids, default=0) < self.tokenizer.vocab_size:
+                return self.tokenizer.decode(token_ids)
+            return "".join(map(self.piece, token_ids))
+        except (TypeError, TextError):
+            self.checked(token_ids, "token_ids")
+            raise
 
     def new_run(
         self,

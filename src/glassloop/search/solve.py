@@ -8,11 +8,13 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_function
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
+from glassloop.engine.request_maker import check_priority
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
 from glassloop.search.methods import METHODS, make_method
@@ -45,6 +47,7 @@ class Stopped(KeyboardInterrupt):
 
 def solve(llm: LLM, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
     """Returns what `LLM.solve` does. `watch` is called before each round and after the last."""
+    check_function("watch", watch)
     running = prepare(llm, question, **options)
     return drive(running, watch)
 
@@ -109,6 +112,7 @@ def prepare(
     if chosen.seed is None:
         chosen = replace(chosen, seed=draw_seed())
     request = _request(llm, question, chosen, chat)
+    check_priority(priority)
     request.priority = priority
     if extract is None and method is not None:
         extract = "auto"

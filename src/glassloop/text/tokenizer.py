@@ -149,9 +149,8 @@ class Tokenizer:
         model expects it and the template has not written it. The contents of messages and tools are text,
         and never become special tokens."""
         if self.chat_template is None:
-            raise TextError(
-                f"{self.name} has no chat template; encode a prompt, or give the model a template"
-            )
+            problem = f"{self.name} has no chat template; encode a prompt, or give the model a template"
+            raise TextError(problem, field="messages")
         (messages, tools), marks = self._guard.protect((messages, tools))
         text = self.chat_template.render(
             messages,

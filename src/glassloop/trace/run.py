@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from glassloop.arguments import check_count, check_path
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError, TraceError
@@ -253,6 +253,7 @@ class Run:
 
     def distinct(self, size: int) -> float | None:
         """Returns the share of distinct ones among all sequences of `size` tokens of the answer."""
+        check_count("size", size, 1, 1 << 31)
         ids = self.token_ids
         grams = [tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)]
         return len(set(grams)) / len(grams) if grams else None
@@ -314,7 +315,7 @@ class Run:
 
     def rewind(self, at: int) -> Run:
         """Returns the first `at` tokens as a new run. Nothing is computed, and this run stays as it is."""
-        check_place(at, len(self.tokens))
+        at = check_place(at, len(self.tokens))
         drawn = self.options_at(at)
         made = self.beginning(
             at,
@@ -407,11 +408,11 @@ class Run:
         parent.children.append(self)
 
     def _maker(self, llm: Maker | None) -> Maker:
-        found = llm or self.llm
+        found = self.llm if llm is None else llm
         if found is None:
-            raise TraceError(
-                f"run {self.id} was read from a file; llm= is expected, an LLM with the model {self.model}"
-            )
+            expected = f"llm= is expected, an LLM with the model {self.model}"
+            raise TraceError(f"run {self.id} was read from a file; {expected}", field="llm")
+        _check_is_maker(found)
         return found
 
     # ── files ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -422,7 +423,7 @@ class Run:
         from glassloop.trace.file import write
 
         others = [other for other in self.samples if other is not self]
-        write(path, self.tree().from_run(self) if tree else [self, *others])
+        write(check_path("path", path), self.tree().from_run(self) if tree else [self, *others])
 
     def save_html(
         self,
@@ -438,7 +439,7 @@ class Run:
         from glassloop.files import write_text
         from glassloop.trace.html.page import page
 
-        write_text(Path(path), page(self, explanations, extras, tree))
+        write_text(check_path("path", path), page(self, explanations, extras, tree))
 
     @staticmethod
     def load(path: str | PathLike[str], *, llm: Maker | None = None) -> Run:
@@ -446,17 +447,20 @@ class Run:
         `llm` it can be explained and forked; raises if that is another model."""
         from glassloop.trace.file import read
 
-        runs = read(path)
+        runs = read(check_path("path", path))
         for run in runs:
             run.attach(llm)
         return runs[0]
 
     def attach(self, llm: Maker | None) -> None:
         """Makes this the model that explains, forks and replays the run."""
+        if llm is not None:
+            _check_is_maker(llm)
         if llm is not None and self.model_hash and self.model_hash != llm.model_hash:
             raise TraceError(
                 f"run {self.id} was made by another model: {self.model} ({self.model_hash[:12]}…),"
-                f" not the one given ({llm.model_hash[:12]}…)"
+                f" not the one given ({llm.model_hash[:12]}…)",
+                field="llm",
             )
         self.llm = llm
 
@@ -515,10 +519,21 @@ class Run:
         return f"Run({self.id}, {len(self.tokens)} tokens, {ended}: {cut(self.text, 60)!r})"
 
 
-def check_place(at: object, tokens: int) -> None:
-    """Raises unless `at` is a place of a run at which it can be forked or rewound: a number of tokens."""
-    if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at <= tokens:
-        raise TraceError.about("at", f"is {shown(at)}; a number of tokens from 0 to {tokens} is expected")
+def check_place(at: object, tokens: int) -> int:
+    """Returns a place of a run at which it can be forked or rewound: a number of its tokens."""
+    return check_count("at", at, 0, tokens, "a number of tokens", TraceError)
+
+
+def check_is_run(run: object) -> None:
+    """Raises unless a value that a caller gives as a run is one."""
+    if not isinstance(run, Run):
+        raise TraceError.about("run", f"is {shown(run)}; a Run is expected")
+
+
+def _check_is_maker(llm: object) -> None:
+    """Raises unless a value that a caller gives as an `LLM` can be used as one."""
+    if not all(hasattr(type(llm), name) for name in ("explain", "fork", "replay")):
+        raise TraceError.about("llm", f"is {shown(llm)}; an LLM is expected")
 
 
 _FORKS_AHEAD = 256  # how many numbers of forks are tried for one that is found in a store

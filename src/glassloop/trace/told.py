@@ -7,6 +7,7 @@ from __future__ import annotations
 from math import exp, isnan, nan
 from typing import TYPE_CHECKING, Any
 
+from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.explain import Explanation, Racer
 from glassloop.errors import TraceError
 from glassloop.plain_text import percent, quoted
@@ -26,6 +27,8 @@ def explain_told(
     """Returns what the record of a run that another engine computed tells about a token. A what-if needs the
     model, so it is refused."""
     assert run.upstream is not None
+    check_one_of("luck", luck, ("same", "new"), TraceError)
+    check_count("shown", shown, 0, 1 << 31)
     asked = [name for name in overrides if name not in _IGNORED]
     if asked or luck == "new":
         what = asked[0] if asked else "luck"
@@ -62,18 +65,16 @@ def _token(run: Run, at: int, of: str) -> Token:
     """Returns the record of a token; raises if there is none."""
     from glassloop.trace.run import NoSuchToken
 
+    check_one_of("of", of, ("answer", "prompt"), TraceError)
     if of == "prompt":
         # The first token of a prompt has no record, as nothing comes before it.
         if not run.prompt_tokens:
-            raise NoSuchToken("the record has no numbers of the prompt; prompt_logprobs asks for them")
-        if not 1 <= at <= len(run.prompt_tokens):
-            raise NoSuchToken(f"step is {at}; a token from 1 to {len(run.prompt_tokens)} is expected")
-        return run.prompt_tokens[at - 1]
-    if of != "answer":
-        raise TraceError(f"of is {of!r}; 'answer' or 'prompt' is expected")
-    if not 0 <= at < len(run.tokens):
-        raise NoSuchToken(f"step is {at}; the record has {len(run.tokens)} tokens, from 0")
-    return run.tokens[at]
+            problem = (
+                "is 'prompt', but the record has no numbers of the prompt; prompt_logprobs asks for them"
+            )
+            raise NoSuchToken.about("of", problem)
+        return run.prompt_tokens[check_count("at", at, 1, len(run.prompt_tokens), "a token", NoSuchToken) - 1]
+    return run.tokens[check_count("at", at, 0, len(run.tokens) - 1, "a token", NoSuchToken)]
 
 
 def _racer(id: int, text: str, logprob: float, rank: int = 0) -> Racer:

@@ -37,7 +37,7 @@ def fork_of(
 ) -> UpstreamRequest:
     """Returns the request for a fork, as `fork_request` does for an engine of our own. Without a change, the
     next seed is sent."""
-    check_change(run, at, token, text)
+    at = check_change(run, at, token, text)
     options, changed = fork_options(run, at, sampling, overrides)
     built = engine.compile(options)
     given = [] if token is None and text is None else [_given(run, at, token, text)]

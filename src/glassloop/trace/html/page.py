@@ -11,7 +11,7 @@ import json
 import re
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from math import exp, isinf, isnan
@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 from glassloop.decode.explain import Explanation
 from glassloop.decode.explain_html import explanation_parts
+from glassloop.errors import TraceError
 from glassloop.html_text import STYLE, Markup, tag, text_html
 from glassloop.plain_text import number as in_form
 from glassloop.plain_text import percent, quoted, visible
-from glassloop.shown import cut
+from glassloop.shown import cut, shown
 from glassloop.trace.html.tokens import facts_line, prompt_text, token_span
 from glassloop.trace.messages import text_of
 from glassloop.trace.run import Run
@@ -43,14 +44,28 @@ class Shown(Protocol):
     def _repr_html_(self) -> str: ...
 
 
+def _check_shown(explanations: object, extras: object) -> None:
+    """Raises unless what a page shows beside the run can be shown."""
+    explained = isinstance(explanations, Mapping) and all(
+        isinstance(each, Explanation) for each in explanations.values()
+    )
+    if explanations is not None and not explained:
+        problem = f"is {shown(explanations)}; a mapping from places to explanations is expected"
+        raise TraceError.about("explanations", problem)
+    if not isinstance(extras, Sequence) or not all(hasattr(each, "_repr_html_") for each in extras):
+        problem = f"is {shown(extras)}; a list of lenses and comparisons is expected"
+        raise TraceError.about("extras", problem)
+
+
 def page(
     run: Run,
     explanations: Mapping[int, Explanation] | None = None,
-    extras: Iterable[Shown] = (),
+    extras: Sequence[Shown] = (),
     tree: bool = True,
 ) -> str:
     """Returns the page of a run. `explanations` are by the place of the token, from 0; `extras` are lenses
     and comparisons, which stand below the text. Without `tree`, only this run is in the page."""
+    _check_shown(explanations, extras)
     runs = run.tree().from_run(run)[:MOST_RUNS] if tree else [run]
     records, texts = _Records(), []
     left = MOST_TOKENS
