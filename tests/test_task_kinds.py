@@ -255,7 +255,6 @@ for title in ("fork", "what-if"):
 
 # Cells that act, by nature without an effect on the text or on the record of a choice.
 WITHOUT_EFFECT: dict[tuple[str, str], str] = {
-    ("beams", "prompt_logprobs"): "not yet: the prompt of a beam search is not scored",
     ("beams", "seed"): "a beam search draws nothing unless XTC is on; the seed is recorded",
     ("repair by masks", "seed"): "nothing is drawn; the seed is recorded",
 }

@@ -278,6 +278,7 @@ def _given(rng: Rng, kind: str, options: Options, without: Collection[str]) -> O
         made |= {"budget": int(rng.integers(0, 300)), "least_gain": 0.1, "spans": pick(rng, None, 1, 3)}
         if masks and rng.random() < 0.4:
             made["proposer"] = "diffusion"
+            del made["tokens"]
         return made
     if kind == "repair_check":
         run = bool(rng.random() < 0.5)

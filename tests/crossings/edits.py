@@ -14,6 +14,7 @@ from crossings.play import snapshot
 from crossings.world import World
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import KINDS, TaskKind
 from glassloop.edit.record import Edit, compare
 from glassloop.edit.replay import replay
 from glassloop.search.solution import Solution
@@ -51,11 +52,19 @@ def ask_edit(given: Questions, op: Op, what: str) -> None:
         judge.run(given.world, each, f"{what}, its run {number}", 0.6, light=True)
 
 
+def _kind(op: Op) -> TaskKind:
+    kind, values = op["op"], op["given"]
+    if values.get("proposer") == "diffusion" or values.get("method") == "holes":
+        return KINDS[f"{kind} by masks"]
+    return KINDS["repair, check=" if kind == "repair_check" else kind]
+
+
 def _made(world: World, op: Op, run: Run | None, check: Callable[[str], bool]) -> Edit | Solution:
     kind, values = op["op"], dict(op["given"])
     options = {name: op["options"][name] for name in ("seed", "max_tokens")}
     options = op["options"] if op["with_options"] else options
-    sampling = Sampling.from_dict(options)
+    # What the kind of task refuses would keep all of it from running.
+    sampling = _kind(op).acting(Sampling.from_dict(options))
     if kind == "solve":
         question, method = values.pop("question"), values.pop("method")
         return world.solve(question, method, verify=check, **values, **options)

@@ -22,6 +22,7 @@ from crossings.refused import REFUSED
 from crossings.world import EXTRAS, World, alone
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
@@ -29,12 +30,6 @@ from glassloop.trace.file import from_bytes, to_bytes
 from glassloop.trace.run import Run
 from glassloop.trace.store import Store
 from glassloop.trace.token import TakenBack, Token
-
-# Options that change nothing in the choice of one token.
-NOT_IN_A_CHOICE = {
-    *("max_tokens", "stop", "include_stop", "stop_on_repetition", "timeout", "logprobs", "prompt_logprobs"),
-    *("revise", "revise_window", "revise_bits"),
-}
 
 
 class Questions:
@@ -165,7 +160,7 @@ def _what_if(given: Questions, run: Run, at: int, changes: Op) -> int | None:
     now = replace(run.sampling, seed=run.seed)
     try:
         luck: Any = "same" if now.changed(changed) != now else "new"
-        asked = {name: value for name, value in changed.items() if name not in NOT_IN_A_CHOICE}
+        asked = {name: value for name, value in changed.items() if name not in WHAT_IF.refused}
         return given.world.explain(run, at, luck=luck, **asked).winner.id
     except GlassloopError:  # the fork is refused too, or no token is left
         return None

@@ -308,7 +308,7 @@ def _checked_sampling(text: str | Run, tokens: int, sampling: Sampling | None) -
     """Returns the options with which the end of a text of so many tokens is drawn anew: by default those of
     its run."""
     if sampling is None and isinstance(text, Run):
-        return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
+        return REPAIR_CHECK.acting(text.sampling)
     if sampling is None:
         return replace(DRAWN, max_tokens=tokens + _LONGER)
     return sampling
