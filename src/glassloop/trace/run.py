@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from glassloop.arguments import check_count, check_path
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.errors import SamplingError, TraceError
 from glassloop.shown import cut, shown
 from glassloop.text.stream import TextStream
@@ -543,10 +544,8 @@ _INHERITED = (
     *("upstream", "diffusion", "passes", "model_hash", "plugins", "adapters", "llm"),
 )
 # The options that decide when a text ends, how many there are or what is recorded, and never a single choice.
-_NOT_OF_A_CHOICE = (
-    *("n", "max_tokens", "stop", "include_stop", "timeout", "stop_on_repetition"),
-    *("revise", "revise_window", "revise_bits", "logprobs", "prompt_logprobs"),
-)
+_SEARCHES = ("beam_width", "length_penalty", "early_stopping", "diffusion")  # make another kind of task
+_NOT_OF_A_CHOICE = tuple(name for name in WHAT_IF.refused if name not in _SEARCHES)
 # The fields and properties that `Run.to_dict` copies.
 _IN_JSON = (
     *("id", "created", "model", "ops", "prompt", "prompt_ids", "messages", "text", "token_ids"),
