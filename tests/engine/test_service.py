@@ -47,7 +47,7 @@ def test_a_list_is_one_batch_in_order_with_options_for_each(llm):
     ]
     with pytest.raises(SamplingError, match="sampling has 2 entries; 5"):
         llm.generate(PROMPTS, options[:2])
-    with pytest.raises(SamplingError, match="sampling is a list"):
+    with pytest.raises(SamplingError, match="a single Sampling is expected"):
         llm.generate("a", options)
 
 
