@@ -6,6 +6,7 @@ and ends with exit code 2; the Python API raises it; the server answers with it.
 
 from __future__ import annotations
 
+from threading import current_thread, main_thread
 from typing import Self
 
 
@@ -65,3 +66,15 @@ def described(error: BaseException) -> str:
     """Returns the message of an error, or its type where it has none, with its notes in parentheses."""
     message, notes = str(error) or type(error).__name__, getattr(error, "__notes__", ())
     return f"{message} ({'; '.join(notes)})" if notes else message
+
+
+def contained(error: BaseException, who: str) -> Exception:
+    """Returns the error that ends one request in place of an exception that `who` has raised: the exception
+    itself, or an error that says what it was if it would end a thread or the process, as `sys.exit()` does.
+    Raises a KeyboardInterrupt of the main thread again: that is Ctrl-C."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+        raise error
+    what = "called sys.exit()" if isinstance(error, SystemExit) else f"raised {type(error).__name__}"
+    return GlassloopError(f"{who} {what}")

@@ -152,8 +152,12 @@ class ClusterEngine(Engine):
     def cancel(self, request: Request, wait: bool = False) -> None:
         self._fleet.cancel(request, wait)
 
+    def check_may_wait(self) -> None:
+        self._fleet.check_may_wait()
+
     def complete(self, request: Request) -> Run:
         """Computes a request and returns its first run."""
+        self.check_may_wait()
         ended = Event()
         request.listener = lambda run, token: ended.set() if token is None and request.ended else None
         self.submit(request)
@@ -217,6 +221,7 @@ class ClusterEngine(Engine):
     ) -> Any:
         """Calls a function on a replica: one where the tokens of its arguments may be cached. Not for an
         event loop."""
+        self.check_may_wait()
         if deadline is not None:
             deadline.check()
         question = Question(

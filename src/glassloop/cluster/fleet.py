@@ -93,6 +93,14 @@ class Fleet:
             with suppress(RuntimeError):
                 self.call(self._gone(request)).result()
 
+    def check_may_wait(self) -> None:
+        """Raises on the fleet's own thread, on which listeners are called."""
+        if threading.current_thread() is self._thread:
+            raise GlassloopError(
+                "a call that waits for the engine was made on the engine's thread, by a listener; it is"
+                " expected on another thread"
+            )
+
     def ask(self, question: Question, on_event: OnEvent | None = None) -> Future[bytes]:
         """Returns the answer of some replica. If one dies meanwhile, another is asked. `on_event` is called
         on the fleet's thread: it must be quick."""

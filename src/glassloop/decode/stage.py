@@ -30,7 +30,7 @@ from glassloop.decode.option import OptionValue
 from glassloop.decode.parameters import Parameter, bind, parameters_of
 from glassloop.decode.rules import Rule
 from glassloop.decode.sampling import DEFAULT, Sampling
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.errors import GlassloopError, SamplingError, contained
 from glassloop.files import read_at_most
 from glassloop.ops.rows import Int32, RowOps
 from glassloop.shown import shown
@@ -181,6 +181,8 @@ def _named(name: str, run: Run) -> Run:
         except Exception as error:
             error.add_note(f"{_RAISED}{name!r} at position {step.position}")
             raise
+        except BaseException as error:
+            raise contained(error, f"stage {name!r}") from error
         if not isinstance(left, Candidates):
             raise SamplingError(f"stage {name!r} returned {shown(left)}; Candidates are expected")
         return left

@@ -13,6 +13,7 @@ from glassloop.decode.stop import Ending
 from glassloop.diffuse.filling import Filling
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Mask, Masked, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -88,9 +89,7 @@ def fill_holes(
         task = Masked(pilot.rows.tokens, pilot.rows.kept, pilot.first(), pilot, deadline)
         tasks.append(task)
         pilots.append(pilot)
-        llm.engine.submit(task)
-    for task in tasks:
-        task.wait()
+    compute_all(llm.engine, tasks)
     made = []
     for pilot in pilots:
         filling = pilot.filling

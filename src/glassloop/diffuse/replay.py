@@ -13,8 +13,10 @@ from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.rows import Rows
 from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, Pass
 from glassloop.engine.replay import Luck, NoSuchToken, check_ids, replay_notes
+from glassloop.engine.task import CANCELLED
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.trace.passes import PassRecord
@@ -64,10 +66,10 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
     if cut_short:
 
         def stop(_: Run, record: PassRecord) -> None:
-            request.abandoned = record.number + 1 >= len(run.passes)
+            request.abandoned = CANCELLED if record.number + 1 >= len(run.passes) else None
 
         request.on_pass = stop
-        request.abandoned = not run.passes
+        request.abandoned = None if run.passes else CANCELLED
     finish(llm, request)
     earliest: Difference | None = None
     same = 0
@@ -138,8 +140,7 @@ def explain_fill(
     mask, before = llm.mask, [*run.prompt_ids, *run.token_ids[: record.first]]
     rows, pilot = Rows(before, record.width, [], mask), _Once()
     task = Masked(rows.tokens, rows.kept, rows.of_pass(tokens), pilot, deadline)
-    llm.engine.submit(task)
-    task.wait()
+    compute_all(llm.engine, [task])
     assert pilot.logits is not None
     masks = [each for each, token in enumerate(tokens) if token is None]
     row = rows.logits(pilot.logits, tokens)[masks.index(place)]

@@ -60,7 +60,8 @@ class DiffusionRequest(Request):
     def overdue(self) -> Ending | None:
         if self.deadline is None:
             return super().overdue()
-        return CANCELLED if self.abandoned or self.deadline.cancelled or self.deadline.expired else None
+        late = self.deadline.cancelled or self.deadline.expired
+        return self.abandoned or (CANCELLED if late else None)
 
 
 class Writer:
@@ -283,6 +284,7 @@ def finish(llm: LLM, request: DiffusionRequest) -> Run:
 
 def follow_passes(engine: Submitter, request: DiffusionRequest) -> Iterator[tuple[Run, PassRecord]]:
     """Yields the passes of a request as they happen. Leaving the iteration early cancels the request."""
+    engine.check_may_wait()
     queue: SimpleQueue[tuple[Run, PassRecord | None]] = SimpleQueue()
     request.on_pass = lambda run, record: queue.put((run, record))
     request.listener = lambda run, token: queue.put((run, None)) if token is None else None

@@ -12,6 +12,7 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes
+from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -129,12 +130,11 @@ def look(
                 [(ids[at], *asked.get(at, ())) for at in masked], top, work.llm.transformer.ops.rows
             )
             task = _task(work, run, masked, min(masked[-1] + 1 + SEEN_AFTER, len(ids)), reader)
-            work.llm.engine.submit(task)
             work.scored += len(task.branch.kept) + len(masked)
             tasks.append((task, reader, masked))
     made: dict[int, Surprise] = {}
-    for task, reader, masked in tasks:
-        task.wait()
+    compute_all(work.llm.engine, [task for task, _, _ in tasks])
+    for _, reader, masked in tasks:
         made.update(zip(masked, reader.bits, strict=True))
     return made
 

@@ -48,12 +48,15 @@ class DraftModel:
         the tree its draft stays empty. So does a draft that finds no room in the tree.
         """
         began = perf_counter()
-        drafts = [each for each in self.asked if each.begin()]
-        self.asked = []
-        paths = [self.tree.match(draft.text, len(draft.text) - 1) for draft in drafts]
-        # Those with the least to compute come first: a long text must not keep the others from their drafts.
-        growing = sorted(zip(drafts, paths, strict=True), key=lambda pair: len(pair[0].text) - pair[1].length)
+        asked, self.asked = self.asked, []
+        drafts = [each for each in asked if each.begin()]
+        paths: list[Path] = []
         try:
+            for draft in drafts:
+                paths.append(self.tree.match(draft.text, len(draft.text) - 1))
+            # Those with the least to compute come first: a long text must not keep the others from drafts.
+            pairs = zip(drafts, paths, strict=True)
+            growing = sorted(pairs, key=lambda pair: len(pair[0].text) - pair[1].length)
             while growing:
                 growing = self._grow(growing)
         except GlassloopError:
@@ -163,7 +166,10 @@ class ModelGuesser:
         self.made.append(token)
         if len(self.made) == self._count or self.decoder.ends_with(token):
             return False
-        self.decoder.commit(token)
+        try:
+            self.decoder.commit(token)
+        except Exception:  # of the grammar; the run itself will meet it, or choose otherwise
+            return False
         return True
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:

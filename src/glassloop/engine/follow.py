@@ -18,9 +18,13 @@ class Submitter(Protocol):
 
     def cancel(self, request: Request, wait: bool = False) -> None: ...
 
+    def check_may_wait(self) -> None:
+        """Raises on a thread on which waiting for a request would never end."""
+
 
 def follow(engine: Submitter, request: Request) -> Iterator[Token]:
     """Yields the tokens of a request. Leaving the iteration early cancels the request."""
+    engine.check_may_wait()
     queue: SimpleQueue[tuple[Run, Token | None]] = SimpleQueue()
     with _Submitted(engine, request, lambda *event: queue.put(event), wait=True) as submitted:
         while submitted.open_runs:
@@ -33,6 +37,7 @@ async def afollow(engine: Submitter, request: Request) -> AsyncIterator[Token]:
     """Yields the tokens of a request to a coroutine. Leaving the iteration early cancels the request."""
     import asyncio  # half as heavy as all else that one token needs
 
+    engine.check_may_wait()
     queue: asyncio.Queue[tuple[Run, Token | None]] = asyncio.Queue()
     home = asyncio.get_running_loop()
 

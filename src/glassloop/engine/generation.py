@@ -54,6 +54,7 @@ def as_completed(
 ) -> Generator[Run, None, None]:
     """Submits requests, a few more at a time than can run, and yields the first run of each when the request
     has ended. Leaving the iteration early cancels the other requests; so does the deadline, which raises."""
+    engine.check_may_wait()
     ended: SimpleQueue[Request] = SimpleQueue()
     for request in requests:
         request.listener = _listener(request, ended)

@@ -228,6 +228,9 @@ class LocalEngine(Engine):
     def cancel(self, request: Request, wait: bool = False) -> None:
         self.engine.cancel(request, wait)
 
+    def check_may_wait(self) -> None:
+        self.engine.check_may_wait()
+
     def after_step(self, job: Callable[[], object]) -> None:
         self.engine.after_step(job)
 

@@ -76,9 +76,25 @@ def read(
         memory = engine.loop.tree.memory
         raise GlassloopError(f"there is no room for {len(ids)} tokens: kv_memory is {memory} bytes")
     reading = Reading(ids, first, take, program, deadline, after, adapter)
-    engine.submit(reading, may_refuse=after is None)
-    reading.wait()
+    compute_all(engine, [reading], may_refuse=after is None)
     return reading
+
+
+def compute_all(engine: EngineThread, readings: Sequence[Reading], may_refuse: bool = True) -> None:
+    """Computes readings together and returns when all have ended. If one fails or is refused, the others are
+    cancelled, and its error is raised when they have ended too."""
+    engine.check_may_wait()
+    submitted: list[Reading] = []
+    try:
+        for reading in readings:
+            engine.submit(reading, may_refuse)
+            submitted.append(reading)
+        for reading in readings:
+            reading.wait()
+    except BaseException:
+        for reading in submitted:
+            engine.cancel(reading, wait=reading is submitted[-1])  # in order, so this waits for all of them
+        raise
 
 
 class RowCache:

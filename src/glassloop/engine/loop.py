@@ -8,6 +8,7 @@ If the op set computes on a device, the loop keeps two steps under way: engine/a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from time import perf_counter
@@ -27,7 +28,7 @@ from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
 from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, places_of
 from glassloop.engine.tree import KVTree
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, contained
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
 from glassloop.text.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from glassloop.engine.draft_model import Drafting, DraftModel
     from glassloop.engine.masked import Mask
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -81,8 +83,8 @@ class Loop:
         try:
             tasks = self._tasks_of(request)
             check_task(tasks[0], self.transformer)
-        except Exception as error:
-            request.fail(error)
+        except BaseException as error:
+            request.fail(contained(error, "code of the request"))
             return
         self._tasks[request] = tasks
         self.scheduler.add(tasks[0])  # the other samples of the request wait for it
@@ -148,12 +150,15 @@ class Loop:
 
     def _draft(self) -> None:
         """Lets the drafter or the draft model, if there is one, propose the next tokens of the runs that were
-        committed."""
+        committed. An error costs the runs these drafts and nothing else."""
         self._step_cost.rows = max(1, len(self.scheduler.running))
-        if self._chain_drafts is not None:
-            self._chain_drafts.make_drafts()
-        elif self._draft_model is not None:
-            self._draft_model.make_drafts()
+        drafter = self._chain_drafts or self._draft_model
+        if drafter is None:
+            return
+        try:
+            drafter.make_drafts()
+        except Exception:
+            _LOG.exception("the drafts of a step could not be made")
 
     def forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
         """Computes a call. Returns its results (of the forward pass, the logits of the wanted rows) and the
@@ -252,8 +257,8 @@ class Loop:
         it held."""
         try:
             action(given)
-        except Exception as error:
-            task.fail(error)
+        except BaseException as error:
+            task.fail(contained(error, "code of the request"))
         if not task.ended:
             return
         self.scheduler.remove(task)

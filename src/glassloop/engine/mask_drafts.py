@@ -52,8 +52,8 @@ class MaskDrafts:
     def make_drafts(self) -> None:
         """Makes the drafts that were asked for, in one forward pass. A run whose text is not in the tree, or
         for which there is no room, gets none."""
-        drafts = [each for each in self.asked if isinstance(each, MaskGuesser) and each.begin()]
-        self.asked = []
+        asked, self.asked = self.asked, []
+        drafts = [each for each in asked if isinstance(each, MaskGuesser) and each.begin()]
         if not drafts:
             return
         began, paths = perf_counter(), list[Path]()
@@ -109,7 +109,7 @@ class MaskDrafts:
         for row in rows:
             try:
                 chosen = draft.decoder.choose(row)
-            except GlassloopError:  # the run itself will meet it, or choose otherwise
+            except Exception:  # of a stage or grammar; the run itself will meet it, or choose otherwise
                 return
             if not draft.add(chosen.id):
                 return

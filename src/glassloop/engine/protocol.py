@@ -122,6 +122,10 @@ class Engine(RequestMaker, ABC):
         """Ends a request soon, as cancelled, with the tokens that it has. With `wait`, returns when it has
         given back what it held."""
 
+    def check_may_wait(self) -> None:
+        """Raises on the engine's own thread, on which listeners are called: a call that waits for the engine
+        would wait for ever."""
+
     def after_step(self, job: Callable[[], object]) -> None:
         """Calls a function after the current step. For listeners that are told of the end of a run and want
         to continue it by another request, which is possible only then."""

@@ -353,6 +353,7 @@ def _generated(llm: LLM, request: Request, deadline: Deadline | None) -> list[Ru
     """Returns the runs of a request once all have ended; raises if the deadline comes first."""
     if deadline is not None:
         deadline.check()
+    llm.check_may_wait()
     ended = Event()
     request.listener = lambda run, token: ended.set() if token is None and request.ended else None
     llm.submit(request)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Pause
-from glassloop.engine.task import CANCELLED, Counters, Task
-from glassloop.errors import GlassloopError
+from glassloop.engine.task import Counters, Task
+from glassloop.errors import GlassloopError, contained, described
 from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
 
@@ -43,7 +43,7 @@ class Request:
     drafts: bool = True  # whether guessing ahead is allowed; it never changes a token
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # when its first step was planned
-    abandoned: bool = False  # the listener has failed
+    abandoned: Ending | None = None  # how it has to end, once its listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
     adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
@@ -82,7 +82,8 @@ class Request:
         if self.keep is not None:
             try:
                 self.keep(run)
-            except Exception:  # the engine's thread serves others too
+            except BaseException as error:  # the engine's thread serves others too
+                contained(error, "keep")
                 _LOG.exception("run %s could not be kept", run.id)
 
     def tell_taken_back(self, run: Run, token: TakenBack) -> None:
@@ -108,14 +109,16 @@ class Request:
     def _inform(self, run: Run, token: Token | None) -> None:
         try:
             self.listener(run, token)
-        except Exception:
-            self.listener, self.abandoned = ignore, True
+        except BaseException as error:  # the engine's thread serves others too
+            failure = described(contained(error, "it"))
+            _LOG.exception("the listener of run %s failed", run.id)
+            self.listener, self.abandoned = ignore, Ending("cancelled", f"the listener failed: {failure}")
 
     def overdue(self) -> Ending | None:
         timeout = self.sampling.timeout
         if timeout is not None and self.seconds >= timeout:
             return Ending("timeout", f"after {timeout:g} s")
-        return CANCELLED if self.abandoned else None
+        return self.abandoned
 
     def begin(self, now: float, cached: int) -> None:
         self.started = now

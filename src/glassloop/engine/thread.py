@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -13,9 +14,11 @@ from glassloop.engine.loop import Loop
 from glassloop.engine.protocol import Statistics
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
-from glassloop.errors import GlassloopError
+from glassloop.engine.task import Asker
+from glassloop.errors import GlassloopError, contained
 from glassloop.ops.batch import PAGE
 
+_LOG = logging.getLogger(__name__)
 _IDLE = 1.0  # seconds without work, after which the KV tree is checked
 
 
@@ -49,17 +52,32 @@ class EngineThread:
             self._open += 1
             self._post(lambda: self._admit(request))
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        """Ends a request after the step that is under way. A closed engine has ended it already."""
+    def cancel(self, request: Asker, wait: bool = False) -> None:
+        """Ends a request after the step that is under way. A closed engine has ended it already. The engine's
+        own thread cannot wait for that, and does not."""
         with self._door:
             if self._closing:
                 return
             self._post(lambda: self.loop.cancel(request))
-        if wait:
+        if wait and not self._is_current:
             self.call(lambda: None)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._thread is threading.current_thread()
+
+    def check_may_wait(self) -> None:
+        """Raises on the engine's own thread, on which a call that waits for the engine would wait for
+        ever."""
+        if self._is_current:
+            raise GlassloopError(
+                "a call that waits for the engine was made on the engine's thread, by a listener, on_pass or"
+                " a stage; it is expected on another thread"
+            )
 
     def call(self, job: Callable[[], None]) -> None:
         """Runs a job between two steps, on the engine's thread, and waits for it."""
+        self.check_may_wait()
         done = threading.Event()
         failed: list[BaseException] = []
 
@@ -163,8 +181,8 @@ class EngineThread:
                     self._garbage.busy()
                 try:
                     self.loop.step()
-                except Exception as error:  # not of one request: it ends all, and the next ones are served
-                    self.loop.fail_all(error)
+                except BaseException as error:  # not of one request: it ends all; the next ones are served
+                    self.loop.fail_all(contained(error, "a step of the engine"))
         self._garbage.idle()
         _run(jobs)
         self.loop.cancel_all()
@@ -172,6 +190,10 @@ class EngineThread:
 
 
 def _run(jobs: deque[Callable[[], object]]) -> None:
-    """Runs jobs and forgets each: one has a reference to its request, and so to the whole `LLM`."""
+    """Runs jobs and forgets each: one has a reference to its request, and so to the whole `LLM`. A job that
+    fails is logged; those behind it run all the same."""
     while jobs:
-        jobs.popleft()()
+        try:
+            jobs.popleft()()
+        except BaseException:
+            _LOG.exception("a job on the engine's thread failed")

@@ -171,6 +171,7 @@ def _unknown(text: str) -> bool:
 
 def drive(running: Running, watch: Watch | None) -> Solution:
     """Runs one search on the calling thread. Ctrl-C ends it with what it has and raises `Stopped`."""
+    running.llm.check_may_wait()
     interrupted = False
     ended: SimpleQueue[None] = SimpleQueue()
     while True:
@@ -199,6 +200,7 @@ def drive(running: Running, watch: Watch | None) -> Solution:
 def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
     """Runs searches, at most `window` at a time. What is done between the rounds of one search delays no
     other: it runs on a few threads."""
+    llm.check_may_wait()
     news: SimpleQueue[tuple[int, Future[list[Request]] | None]] = SimpleQueue()
     open_searches: dict[int, tuple[Running, list[Request]]] = {}
     begun = 0

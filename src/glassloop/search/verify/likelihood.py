@@ -37,6 +37,7 @@ def logprobs_each(llm: LLM, pairs: Sequence[Scored]) -> list[list[float]]:
 
 
 def _scored(llm: LLM, pairs: Sequence[Scored]) -> Iterator[tuple[int, list[float]]]:
+    llm.check_may_wait()
     ended: SimpleQueue[tuple[int, Request]] = SimpleQueue()
     window = 2 * llm.engine.loop.scheduler.most_running
     running: dict[int, Request] = {}
