@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Pause
+from glassloop.engine.owner import current_owner
 from glassloop.engine.task import Counters, Task
 from glassloop.errors import GlassloopError, contained, described
 from glassloop.trace.run import Run
@@ -46,6 +47,7 @@ class Request:
     abandoned: Ending | None = None  # how it has to end, once its listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
     adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
+    owner: str = field(default_factory=current_owner)  # the client whose request it is
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
 
