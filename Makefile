@@ -8,6 +8,7 @@
 #   make test-arm             a run of this machine replayed on ARM, under an emulator; docs/ops.md
 #   make test-cluster         replicas on a real Ray, killed and stopped while they answer; docs/cluster.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
+#                             and, without ARGS, crossings of all features for CROSSINGS_SECONDS; tests/crossings
 #   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
 #   make docs                 the docs site in build/site, from docs/ and the docstrings
 #   make lint                 ruff and mypy
@@ -101,12 +102,17 @@ test-cluster: $(VENV)/.ray
 
 # The attacks of the suite with more cases and the promised limits, alone on the machine: they measure. Then the
 # long run. FUZZ multiplies the cases; the seed is fixed unless ARGS="--seed N" says otherwise.
+# Then scenarios that cross all features, in two processes for so many seconds (0: none).
 FUZZ ?= 1
+CROSSINGS_SECONDS ?= 600
 fuzz: $(VENV)/.tested
 ifndef ARGS
 	@GLASSLOOP_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/attacks
 endif
 	@PYTHONPATH=tests $(BIN)/python -m attacks.fuzz $(ARGS)
+ifndef ARGS
+	@[ $(CROSSINGS_SECONDS) = 0 ] || PYTHONPATH=tests $(BIN)/python -m crossings.run --seconds $(CROSSINGS_SECONDS)
+endif
 
 web: $(STUDIO)
 

@@ -74,6 +74,10 @@ def test_errors_are_one_line(tmp_path):
         ("edit", str(bad)),
         ("edit", str(good), "--span", "five"),
         ("infill", "a", "b", "--temperature", "-1"),
+        ("infill", "a", "b", "--max-tokens", "3"),
+        ("edit", str(good), "--method", "metropolis"),
+        ("edit", str(good), "--span", "0:2", "--least-gain", "1"),
+        ("edit", str(good), "--check", "contains:x", "--tokens", "3"),
     ):
         done = run(*asked)
         assert done.returncode == 2, asked

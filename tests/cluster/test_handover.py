@@ -38,7 +38,7 @@ KINDS = {
     ),
     "stop": Sampling(seed=2, max_tokens=60, stop=["\x00\x01\x02", "zz"], min_tokens=3, ignore_eos=True),
     "scored": Sampling(seed=7, max_tokens=40, prompt_logprobs=2, logprobs=3, ignore_eos=True),
-    "beams": Sampling(beam_width=3, n=2, max_tokens=20, seed=1),
+    "beams": Sampling(beam_width=3, n=2, max_tokens=20, seed=1, prompt_logprobs=2),
     "revised": Sampling(
         seed=3,
         n=2,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from glassloop import Sampling
 from glassloop.decode.history import History
-from glassloop.decode.stop import Loops, Stopper
+from glassloop.decode.stop import Ending, Loops, Pause, PausingStopper, Stopper
 from glassloop.text.stops import StopStream, StopStrings
 
 
@@ -110,6 +110,42 @@ def ending(options, generated, context=1000, seconds=0.0):
         if found:
             return found.reason, found.detail, history.generated_length
     return None
+
+
+@given(st.lists(st.integers(3, 4), max_size=40), st.integers(2, 4), st.integers(0, 40))
+def test_a_loop_does_not_end_a_text_before_its_least_length(tokens, rounds, least):
+    """The loop is looked for meanwhile: one that goes on ends the text as soon as it may end."""
+    lengths = (
+        length
+        for length in range(max(1, least), len(tokens) + 1)
+        if loop_by_definition(tokens[:length], rounds)
+    )
+    expected = next(lengths, None)
+    found = ending({"stop_on_repetition": rounds, "min_tokens": least}, tokens)
+    assert (found and found[2]) == expected and (found is None or found[0] == "repetition")
+
+
+@given(*[st.lists(st.integers(3, 4), max_size=80)] * 3, st.booleans())
+def test_conditions_that_are_forked_know_their_own_tokens_only(shared, one, other, pausing):
+    sampling = Sampling(stop_on_repetition=3, timeout=30.0)
+
+    def fresh() -> Stopper:
+        stopper = Stopper(sampling, (2,), 1000)
+        return PausingStopper(sampling, (2,), 1000, Pause(90)) if pausing else stopper
+
+    def follow(stopper: Stopper, history: History, tokens: list[int]) -> list[Ending | None]:
+        endings = []
+        for token in tokens:
+            history.append(token)
+            endings.append(stopper.after(history, 0.25 * len(history) + token))
+        return endings
+
+    stopper, history = fresh(), History([1])
+    follow(stopper, history, shared)
+    twin, history_of_twin = stopper.fork(), history.copy()
+    made = [follow(stopper, history, one), follow(twin, history_of_twin, other)]
+    for tokens, endings in zip((one, other), made, strict=True):
+        assert endings == follow(fresh(), History([1]), shared + tokens)[len(shared) :]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from diffuse.small import MaskedLLM, masked_llm
+from diffuse.small import MASK, MaskedLLM, masked_llm
 from engine.random_runs import PROMPT, small_llm
+from engine.small import EOS, finish, loop
 from hostile import glass
 from jsonschema_rs import validator_for
 
@@ -56,6 +57,7 @@ def test_the_schemas_describe_it(run):
     for name, written in (("trace-header.schema.json", header), ("run.schema.json", plain)):
         schema = validator_for(json.loads((DOCS / name).read_text()))
         schema.validate(written)
+        schema.validate({**written, "diffusion": {**written["diffusion"], "after": [1, 2]}})
         wrong = json.loads(json.dumps(written))
         wrong["passes"][0] = {"number": 0}
         assert not schema.is_valid(wrong)
@@ -79,7 +81,52 @@ def test_a_replay_notices_a_changed_token_and_a_changed_pass(run):
     assert not verdict.identical and verdict.first.at == 3
     moved = replace(run.passes[1], filled=run.passes[1].filled[::-1] + run.passes[1].filled[:1])
     verdict = masked_llm().replay(replace(run, passes=[run.passes[0], moved, *run.passes[2:]]))
-    assert not verdict.identical and "the passes are not the same" in verdict.sentence
+    told = f"not identical, but {len(run.tokens)} of {len(run.tokens)} tokens are the same"
+    assert not verdict.identical and verdict.sentence == f"{told} (the passes are not the same)"
+
+
+def test_a_replay_compares_from_the_first_token_that_is_asked_for(run):
+    other = replace(run, tokens=[*run.tokens[:3], run.tokens[4], *run.tokens[4:]])
+    assert masked_llm().replay(other, first=3).first.at == 3
+    verdict = masked_llm().replay(other, first=4)
+    assert verdict.identical and verdict.tokens == len(run.tokens) - 4
+    assert masked_llm().replay(run, first=len(run.tokens)).tokens == 0
+    for wrong in (-1, len(run.tokens) + 1):
+        with pytest.raises(TraceError, match=f"first is {wrong}; a token from 0 to {len(run.tokens)} is"):
+            masked_llm().replay(run, first=wrong)
+
+
+def test_a_replay_that_is_not_strict_compares_with_another_model_and_adapter(run):
+    loaded = from_bytes(to_bytes([run]))[0]
+    other = MaskedLLM()
+    other._mask = other.mask._replace(sha256="0" * 64)
+    verdict = other.replay(loaded, strict=False)
+    assert verdict.identical and verdict.notes == ("made with another adapter for masked rows",)
+    verdict = masked_llm().replay(replace(loaded, model_hash="1" * 64), strict=False)
+    assert verdict.identical and "made by another model" in verdict.sentence
+    forbidding = replace(run.sampling, allowed_token_ids=[MASK])  # of which nothing is left
+    verdict = masked_llm().replay(replace(loaded, sampling=forbidding), strict=False)
+    assert verdict.first.at == 0 and verdict.first.chosen is None
+
+
+def test_the_token_that_ended_a_text_is_compared_too():
+    ending = {"logit_bias": {EOS: 18.0}, "seed": 3, "max_tokens": 40}
+    run = masked_llm().diffuse(PROMPT, Sampling(**ending), diffusion=OPTIONS)
+    assert run.end is not None
+    verdict = run.replay()
+    assert verdict.identical and verdict.tokens == len(run.tokens) + 1
+    assert not replace(run, end=run.tokens[0]).replay(masked_llm()).identical
+
+
+@pytest.mark.parametrize("pages", [5, 6])
+def test_a_text_without_room_is_replayed_as_far_as_it_went(pages):
+    llm = masked_llm()
+    request = llm.prepare(PROMPT, Sampling(seed=3, max_tokens=150, ignore_eos=True, diffusion=OPTIONS))
+    (run,) = finish(loop(llm.transformer, pages), request)
+    assert (run.finish_reason, run.stop_reason) == ("length", "kv memory") and run.tokens
+    assert run.cut_short
+    verdict = run.replay()
+    assert verdict.identical and verdict.sentence.startswith("identical, "), verdict
 
 
 def test_every_place_is_explained_by_the_pass_that_filled_it(run):
@@ -98,7 +145,7 @@ def test_every_place_is_explained_by_the_pass_that_filled_it(run):
     assert llm.explain(run, 0, of="answer", luck="new").winner.luck != run.tokens[0].luck
     assert llm.explain(run, 0, seed=4).seed == 4
     assert llm.explain(run, 1, of="prompt").source == "prompt"
-    with pytest.raises(GlassloopError, match="beam_width is above 1"):
+    with pytest.raises(GlassloopError, match="beam_width is 2; a what-if does not take it"):
         llm.explain(run, 0, beam_width=2)
     with pytest.raises(TraceError, match="pass is 99"):
         llm.explain(run, 0, number=99)
@@ -143,6 +190,9 @@ def test_another_model_and_another_adapter_are_refused(run):
         lambda header: header.update(diffusion={"block": 10**400}),
         lambda header: header.update(diffusion={f"option {each}": 1 for each in range(33)}),
         lambda header: header.update(diffusion={"\n": 1}),
+        lambda header: header.update(diffusion={"after": "x"}),
+        lambda header: header.update(diffusion={"after": [-1]}),
+        lambda header: header.update(diffusion={"after": [0] * 1025}),
     ],
 )
 def test_a_damaged_header_is_refused_by_name(run, spoil):

@@ -4,14 +4,20 @@ left to right refuses it, so it is never ignored."""
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from threading import Event
 
 import pytest
 from diffuse.small import masked_llm
 from engine.random_runs import PROMPT, small_llm
 
-from glassloop import GlassloopError, Sampling, SamplingError
+from glassloop import GlassloopError, Run, Sampling, SamplingError
 from glassloop.decode.diffusion import Diffusion
+from glassloop.diffuse.write import by_diffusion
+from glassloop.engine.request import Request
+from glassloop.ops.native.ops import NativeOps
 from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.trace.token import Token
 
 SAMPLING = Sampling(seed=3, max_tokens=20, diffusion=8)
 
@@ -72,12 +78,50 @@ def test_what_is_written_from_left_to_right_refuses_it():
         lambda: run.fork(2, diffusion=8),
         lambda: run.explain(2, diffusion=8),
         lambda: llm.solve(PROMPT, "vote", n=2, sampling=SAMPLING, chat=False),
-        lambda: llm.infill("a b c", " d e f", tokens=2, sampling=SAMPLING),
+        lambda: llm.infill("a b c", " d e f", tokens=2, sampling=Sampling(diffusion=8)),
         lambda: llm.sharpen(PROMPT, sampling=SAMPLING),
         lambda: llm.repair(run, check=lambda text: False, sampling=SAMPLING),
-        lambda: llm.repair(run, proposer="diffusion", sampling=SAMPLING),
+        lambda: llm.repair(run, proposer="diffusion", sampling=Sampling(diffusion=8)),
         lambda: small_llm().generate(PROMPT, SAMPLING),  # has no masks
         lambda: llm.generate(PROMPT, SAMPLING, beam_width=2),
     ):
         with pytest.raises(GlassloopError, match=r"diffusion|masked"):
             refused()
+
+
+def test_a_request_that_is_written_by_diffusion_has_all_that_it_was_prepared_with():
+    """Fields that come to requests later, too."""
+    llm = masked_llm()
+    plain = llm.prepare(PROMPT, Sampling(max_tokens=4))
+    for each in fields(Request):
+        if each.name not in ("prompt_ids", "sampling", "runs"):
+            setattr(plain, each.name, object())
+    made = by_diffusion(llm, plain, 4)
+    for each in fields(Request):
+        assert getattr(made, each.name) is getattr(plain, each.name), each.name
+
+
+def test_the_listener_is_told_of_every_token_and_the_end():
+    llm, told = masked_llm(), list[Token | None]()
+    ended = Event()
+
+    def listen(run: Run, token: Token | None) -> None:
+        told.append(token)
+        if token is None:
+            ended.set()
+
+    request = llm.prepare(PROMPT, Sampling(seed=1, max_tokens=12, diffusion=4), listener=listen)
+    llm.submit(request)
+    assert ended.wait(60)
+    assert told == [*request.runs[0].tokens, None] and len(told) > 1
+
+
+def test_a_block_that_is_too_large_for_a_step_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(NativeOps, "step_rows", 16)
+    with pytest.raises(GlassloopError, match="makes a pass of 9 rows; 1 to 8 are expected") as caught:
+        masked_llm().generate(PROMPT, Sampling(max_tokens=20, diffusion=9))
+    assert caught.value.field == "diffusion.block"
+    assert masked_llm().generate(PROMPT, Sampling(max_tokens=20, diffusion=8, ignore_eos=True)).tokens
+    with pytest.raises(GlassloopError, match="makes a pass of 9 rows") as caught:
+        masked_llm().infill("the quick", "fox", 9, proposer="diffusion")
+    assert caught.value.field == "tokens"

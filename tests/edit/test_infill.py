@@ -33,6 +33,12 @@ def _bits(ids: list[int], first: int) -> float:
     return total
 
 
+def test_a_loop_does_not_make_a_proposal_shorter_than_its_span():
+    looping = Sampling(seed=1, allowed_token_ids=[97], stop_on_repetition=2)
+    edit = infill(small_llm(), BEFORE, AFTER, 6, candidates=2, sampling=looping)
+    assert {each.text for each in edit.proposals} == {"aaaaaa"}
+
+
 def test_the_best_on_both_sides_is_taken():
     edit = infill(
         small_llm(), BEFORE, AFTER, 4, candidates=6, sampling=Sampling(seed=1, allowed_token_ids=LETTERS)
@@ -115,12 +121,6 @@ def test_spans_that_are_apart_do_not_affect_each_other():
     assert [each.own_bits for each in both.proposals if each.step == 0] == [
         each.own_bits for each in alone.proposals
     ]
-
-
-def test_draws_are_not_taken_back():
-    options = Sampling(seed=3, allowed_token_ids=LETTERS, revise=5, revise_window=2, revise_bits=0.1)
-    edit = infill(small_llm(), BEFORE, AFTER, 6, candidates=3, sampling=options)
-    assert all(len(each.ids) == 6 for each in edit.proposals)
 
 
 def test_a_draw_that_its_timeout_cut_short_is_an_error():

@@ -3,6 +3,7 @@ and the doubt about a token is what a masked row in its place says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from diffuse.small import masked_llm, naive_logits
 from engine.random_runs import small_llm
 
-from glassloop import GlassloopError, Sampling
+from glassloop import GlassloopError, Sampling, TraceError
 from glassloop.diffuse.rows import Rows
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.masks import masked_bits
@@ -18,6 +19,7 @@ from glassloop.edit.proposal import Work
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
 from glassloop.engine.masked import MaskedRow, Pass
+from glassloop.trace.file import from_bytes, to_bytes
 
 BEFORE, AFTER = "the quick brown", "fox jumps"
 LETTERS = Sampling(seed=1, allowed_token_ids=[97, 98, 99])
@@ -52,6 +54,44 @@ def test_holes_is_a_name_of_masks_that_are_ranked():
         _filled(method="hole")
     with pytest.raises(GlassloopError, match="method is 'holes'; 'rerank' or 'metropolis' is expected"):
         rewrite(masked_llm(), BEFORE, (4, 9), method="holes")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "diffusion"),
+    [
+        (replace(LETTERS, temperature=5.0), {"threshold": 0.5}),
+        (
+            Sampling(seed=2, temperature=2.0, allowed_token_ids=list(range(97, 123)), stop_token_ids=[101]),
+            {"threshold": 0.2, "revise": 1},
+        ),
+        (Sampling(seed=3, regex="[ab]{4}", temperature=5.0), {"most": 2, "threshold": None}),
+    ],
+)
+def test_what_fills_a_hole_is_explained_and_replayed(sampling, diffusion):
+    """The masks saw the text after the hole, which is in the record."""
+    llm = masked_llm()
+    edit = _filled(sampling=sampling, diffusion=diffusion, candidates=6)
+    drawn = from_bytes(to_bytes([each.drawn for each in edit.proposals]))
+    assert len(drawn) > 1
+    for run in drawn:
+        verdict = run.replay(llm)
+        assert verdict.identical and verdict.tokens == len(run.tokens), verdict
+        for at, token in enumerate(run.tokens):
+            told = run.explain(at, llm=llm)
+            assert told.winner.id == token.id and told.winner.luck == token.luck
+            assert told.winner.logprob == token.logprob and told.winner.raw_logprob == token.raw_logprob
+    changed = replace(run, diffusion={**run.diffusion, "after": [120] * len(run.diffusion["after"])})
+    assert not changed.replay(llm).identical
+    with pytest.raises(TraceError, match=r"diffusion\.after\[1\] is 999; a token id below 257"):
+        replace(run, diffusion={**run.diffusion, "after": [1, 999]}).replay(llm)
+
+
+def test_an_old_record_of_a_hole_says_what_it_lacks():
+    run = _filled().proposals[0].drawn
+    old = {name: value for name, value in run.diffusion.items() if name not in ("adapter", "after")}
+    for ask in (lambda run: run.explain(0), lambda run: run.replay()):
+        with pytest.raises(TraceError, match="fills a hole, and its record, which is old, does not have"):
+            ask(replace(run, diffusion=old))
 
 
 def test_the_text_after_the_hole_matters():
@@ -102,6 +142,6 @@ def test_the_doubt_about_a_token_is_that_of_a_mask_in_its_place():
 
 def test_a_repair_with_masks_is_made_again_the_same():
     llm = masked_llm()
-    options = {"candidates": 2, "tokens": 2, "spans": 2, "budget": 600, "sampling": LETTERS}
+    options = {"candidates": 2, "spans": 2, "budget": 600, "sampling": LETTERS}
     edit = repair(llm, "abcabcabzabcabc", proposer="diffusion", **options)
     assert edit.given["proposer"] == "diffusion" and edit.replay(llm).identical

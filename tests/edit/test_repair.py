@@ -110,7 +110,8 @@ def test_without_a_better_score_the_text_stays_as_it_was():
     some = repair(llm, run, check=score, budget=400, sampling=drawn)
     best = max(map(score, list(seen)))
     assert score(some.text) == best > score(run.text)
-    assert [each.score for each in some.accepted] == sorted({each.score for each in some.accepted})
+    scores = [each.score for each in some.accepted]
+    assert scores == sorted(scores)  # the text from which the next ones are drawn never gets worse
     assert some.accepted[-1].score == best
 
 

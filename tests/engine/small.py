@@ -127,7 +127,8 @@ def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
 def request(prompt: list[int], sampling: Sampling, **options: Any) -> Request:
     def make(seed: int, number: int) -> Run:
         adapters = {} if sampling.adapter is None else {sampling.adapter: sampling.adapter}
-        return Run("small", prompt, seed, CONTEXT, sampling, number, sample=number, adapters=adapters)
+        salt = 0 if sampling.beam_width > 1 else number
+        return Run("small", prompt, seed, CONTEXT, sampling, salt, sample=number, adapters=adapters)
 
     built: Compiled | GlassloopError
     try:
@@ -143,6 +144,16 @@ def finish(loop: Loop, *requests: Request) -> list[Run]:
     while loop.busy:
         loop.step()
     return [run for each in requests for run in each.runs]
+
+
+def check_held(loop: Loop) -> None:
+    """Raises unless the tree is sound and every path belongs to a branch of a task that has not ended."""
+    loop.tree.check_integrity()
+    branches = [branch for tasks in loop._tasks.values() for task in tasks for branch in task.branches]
+    held = [branch.path for branch in branches] + [getattr(branch, "scratch", None) for branch in branches]
+    assert loop.tree.paths == {path for path in held if path is not None}
+    if not loop.busy:
+        assert loop.tree.held == 0
 
 
 def naive(

@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine.random_runs import PROMPT, SmallLLM, small_llm
-from engine.small import finish, loop, model, request, with_adapters
+from engine.small import finish, loop, model, random_weights, request, with_adapters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import LLM, GlassloopError, Run, Sampling, SamplingError
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.stop import Pause
-from glassloop.engine.adapters import LoadedAdapter
+from glassloop.engine.logits import RowCache
 from glassloop.engine.request import Request
+from glassloop.engine.thread import EngineThread
+from glassloop.model.transformer import Transformer
+from glassloop.ops.native.ops import NativeOps
 from glassloop.trace.store import Store
 
 
@@ -45,11 +48,10 @@ def rest(llm: LLM, run: Run) -> Run:
 
 
 def with_two_adapters() -> SmallLLM:
-    llm = SmallLLM()
-    with_adapters(llm.transformer)
-    for number, adapter in enumerate(llm.transformer.adapters.loaded):
-        if adapter is not None:
-            llm.engine.loop.adapters.add(adapter.name, LoadedAdapter(number, adapter.sha256))
+    llm, config = SmallLLM(), model().config
+    llm.transformer = with_adapters(Transformer(config, random_weights(config), NativeOps()))
+    llm.engine = EngineThread(loop(llm.transformer), 1024)
+    llm._rows = RowCache(llm.engine)
     return llm
 
 
@@ -139,11 +141,13 @@ def test_a_run_that_has_ended_cannot_be_continued_and_max_tokens_holds_for_forks
     run = llm.generate(PROMPT, Sampling(seed=1, max_tokens=10, ignore_eos=True))
     with pytest.raises(GlassloopError, match=r"ended by length \(max_tokens\); an interrupted one"):
         llm.prepare_rest(run)
-    for at, change in ((10, {}), (10, {"token": 65}), (4, {"text": "seven +"})):
-        with pytest.raises(SamplingError, match="max_tokens is 10; the fork keeps") as raised:
-            run.fork(at, **change)
-        assert raised.value.field == "max_tokens"
-    assert len(run.fork(4, text="six is").tokens) == 10
+    with pytest.raises(SamplingError, match="max_tokens is 10, and the fork keeps 10 tokens") as raised:
+        run.fork(10)
+    assert raised.value.field == "max_tokens"
+    for at, text in ((10, "more"), (4, "more than six"), (4, "six is")):  # a given text is never cut
+        fork = run.fork(at, text=text)
+        assert text_of(fork).endswith(text) and len(fork.tokens) == at + len(text)
+        assert (fork.finish_reason, fork.stop_reason) == ("length", "max_tokens")
 
 
 # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────────

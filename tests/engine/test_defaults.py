@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 
 import pytest
-from hostile.tiny import tiny_gguf, write_folder, write_tiny
+from hostile.tiny import TEMPLATE, tiny_gguf, write_folder, write_tiny
 
 from glassloop import LLM, Sampling
 from glassloop.decode.defaults import non_default, resolve, split_options, with_defaults
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.errors import GlassloopError, SamplingError, TextError
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL
 
 MODEL = Sampling(temperature=0.3, top_p=0.8, repetition_penalty=1.2)
@@ -164,6 +164,48 @@ def test_calls_take_options_as_keywords(tmp_path):
     assert len(list(llm.stream("hello", ignore_eos=True))) == 3
     chat = llm.chat([{"role": "user", "content": "hello"}], seed=2, max_tokens=1, add_generation_prompt=True)
     assert chat.sampling == Sampling(temperature=0.5, seed=2, max_tokens=1)
+
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def test_a_keyword_of_chat_that_the_template_does_not_have_is_refused(tmp_path):
+    llm = load(write_tiny(tmp_path / "plain.gguf"))
+    for name in ("enable_thinking", "max_new_words", "role", "content"):
+        with pytest.raises(SamplingError, match=f"{name} is neither an option nor a variable") as raised:
+            llm.chat(MESSAGES, **{name: 2})
+        assert raised.value.field == name
+        with pytest.raises(TextError, match=f"template.{name} is not a variable of the chat template"):
+            llm.chat(MESSAGES, template={name: 2})
+    with pytest.raises(SamplingError, match=r"max_new_tokens .* did you mean max_tokens"):
+        llm.chat(MESSAGES, max_new_tokens=2)
+    with pytest.raises(TextError, match=r"template\.messages is not a variable"):
+        llm.chat(MESSAGES, template={"messages": []})
+
+
+def test_variables_of_the_template_act_as_keywords_and_in_template(tmp_path):
+    thinking = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}I am sure{% endif %}"
+    llm = load(write_tiny(tmp_path / "thinking.gguf", thinking))
+    plain, first, second = (
+        llm.chat(MESSAGES, seed=1, max_tokens=1, **given).prompt_ids
+        for given in ({}, {"enable_thinking": False}, {"template": {"enable_thinking": False}})
+    )
+    assert first == second != plain
+    open_talk = [*MESSAGES, {"role": "assistant", "content": "you"}]
+    continued = llm.chat(open_talk, max_tokens=1, template={"continue_final": True})
+    assert continued.prompt_ids == llm.tokenizer.encode_chat(open_talk, continue_final=True)
+
+
+def test_a_chat_has_a_priority(tmp_path):
+    llm = load(write_tiny(tmp_path / "m.gguf"))
+    assert llm.prepare_chat(MESSAGES, priority=3).priority == 3
+    assert llm.chat(MESSAGES, max_tokens=1, priority=3).tokens
+
+
+def test_the_same_luck_is_for_lists(tmp_path):
+    llm = load(write_tiny(tmp_path / "m.gguf"))
+    with pytest.raises(GlassloopError, match="same_luck is given for one prompt; a list of prompts is"):
+        llm.generate("hello", same_luck=True)
 
 
 def test_a_misspelt_option_is_an_error_with_the_nearest_name(tmp_path):

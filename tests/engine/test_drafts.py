@@ -10,7 +10,15 @@ from glassloop import LLM, GlassloopError, Sampling
 from glassloop.engine import draft_model
 from glassloop.engine.branch import Branch
 from glassloop.engine.draft_model import DraftModel
-from glassloop.engine.drafts import AcceptanceRates, Lookup, NgramIndex, RecentRuns, StepCost, ngram_of
+from glassloop.engine.drafts import (
+    AcceptanceRates,
+    Lookup,
+    NgramIndex,
+    RecentRuns,
+    RunsByOwner,
+    StepCost,
+    ngram_of,
+)
 from glassloop.ops.native.ops import NativeOps
 
 
@@ -35,6 +43,80 @@ def test_an_earlier_run_ends_at_its_border():
     recent.add([5, 6, 7])
     for tokens, found in (([0, 1, 2, 3], (3, [4])), ([2, 3, 4], (0, []))):
         assert recent.longest(tokens, ngram_of(tokens)) == found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_run_that_is_forgotten_is_in_no_guess(seed):
+    """The others are found as if it had never been there."""
+    rng = np.random.default_rng(seed)
+    recent, without = RecentRuns(), RecentRuns()
+    texts = {f"run {number}": rng.integers(0, 5, rng.integers(0, 40)).tolist() for number in range(12)}
+    gone = "run 4"
+    texts[gone] = [100 + token for token in texts[gone]]  # tokens that no other run has
+    for run, text in texts.items():
+        recent.add(text, run)
+        if run != gone:
+            without.add(text, run)
+        if rng.random() < 0.5:
+            recent.longest([1, 2, 3], ngram_of([1, 2, 3]))  # indexes what was added so far
+    recent.add(texts[gone][:7], gone)  # it was interrupted once, and then continued
+    if rng.random() < 0.5:
+        recent.longest([1, 2, 3], ngram_of([1, 2, 3]))
+    recent.forget(gone)
+    for text in texts.values():
+        for end in range(3, len(text) + 1):
+            asked = text[:end]
+            assert recent.longest(asked, ngram_of(asked)) == without.longest(asked, ngram_of(asked))
+    index = recent._newer
+    assert max(index._tokens, default=0) < 100
+    held = {part for gram in index._latest for part in (gram >> 42, gram >> 21 & 0x1FFFFF, gram & 0x1FFFFF)}
+    assert not held & {*range(100, 105)}
+
+
+def test_a_guess_comes_from_runs_of_the_same_owner():
+    runs = RunsByOwner()
+    runs.add("one", [1, 2, 3, 4], "a")
+    runs.add("two", [1, 2, 3, 5], "b")
+    asked = [0, 1, 2, 3]
+    assert runs.of("one").longest(asked, ngram_of(asked)) == (3, [4])
+    assert runs.of("two").longest(asked, ngram_of(asked)) == (3, [5])
+    assert runs.of("three").longest(asked, ngram_of(asked)) == (0, [])
+    runs.forget("b")
+    assert runs.of("two").longest(asked, ngram_of(asked)) == (0, [])
+
+
+def test_the_runs_of_owners_that_came_first_go():
+    runs = RunsByOwner()
+    for number in range(1000):
+        runs.add(f"client {number}", [1, 2, 3, number], "a")
+    assert len(runs._owners) <= 64 and "client 999" in runs._owners
+    for number in range(40):
+        for _ in range(30):
+            runs.add(f"busy {number}", [7] * 1024, "a")
+    assert sum(map(len, runs._owners.values())) <= 1 << 18 and "busy 39" in runs._owners
+
+
+def test_a_guess_from_another_run_is_not_recorded():
+    """One from the run's own text is; one from another run is a part of that run's text."""
+    small = model(None)
+    secret = [200, 201, 202, 203, 204, 205, 206, 207]
+    engine = loop(small)
+    engine._step_cost.cost = lambda rows: 1.0  # guesses seem to pay always
+    finish(engine, request([65, 66, 67, 67, 67, *secret], Sampling(max_tokens=1), owner="one"))
+
+    def asked(owner):
+        """A client that says the beginning again and waits for a guess at what follows."""
+        probe = Sampling(allowed_token_ids=[67], max_tokens=3, seed=1)
+        (run,) = finish(engine, request([66, 67, 67], probe, owner=owner))
+        assert same(run, naive(small, run))
+        assert all(token.refused is None for token in run.tokens)
+        return run.drafts.proposed
+
+    assert asked("two") == asked("") == 0
+    assert asked("one") > 0  # the owner's own runs are guessed from
+    probe = Sampling(allowed_token_ids=[70], max_tokens=3)
+    (run,) = finish(engine, request([67, 70, 70, 70, 71, 70, 70], probe, owner="two"))
+    assert [token.refused and token.refused.id for token in run.tokens] == [None, 71, None]
 
 
 def test_a_guess_is_as_long_as_it_pays():
@@ -70,6 +152,7 @@ class _Slipping:
     """Knows what will come, but for a slip now and then, and remembers what it has proposed."""
 
     name = "lookup"
+    is_own = True
 
     def __init__(self, rng, prompt_length, expected):
         self._rng, self._prompt_length, self._expected = rng, prompt_length, expected

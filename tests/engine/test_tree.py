@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from engine.small import model
@@ -97,6 +99,22 @@ def test_a_fork_is_a_reference_until_the_two_part():
     assert path.nodes[0] is twin.nodes[0] and path.nodes[1] is not twin.nodes[1]
 
 
+def test_the_check_does_not_trust_what_a_path_says_it_needs():
+    """A path that forgets pages which its next row sees is damaged, whether they were given to others or
+    not."""
+    tree = _tree(40, 20)
+    path = tree.match([1], 0)
+    for _ in range(4):
+        tree.extend(path, [1] * PAGE)
+        tree.computed(path)
+    tree.check_integrity()
+    while path.behind < 3:  # the next row, at 128, sees the positions from 89 on, so the page 2 too
+        path.nodes[path.behind].needed -= 1
+        path.behind += 1
+    with pytest.raises(AssertionError, match="all pages that its next row sees"):
+        tree.check_integrity()
+
+
 def test_pages_behind_every_window_make_room_for_more():
     plain, windowed = _tree(None, 8), _tree(40, 8)
     for tree, fits in ((plain, 8), (windowed, 12)):
@@ -124,3 +142,56 @@ def test_all_groups_of_layers_share_one_budget(ops, pages):
 def test_too_little_memory_is_an_error():
     with pytest.raises(GlassloopError, match="kv_memory"):
         _tree(None, 1)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_forgotten_text_leaves_what_other_texts_go_on_from(window, seed):
+    rng = np.random.default_rng(seed)
+    tree = _tree(window, 200)
+    stem = rng.integers(0, 3, rng.integers(1, 100)).tolist()
+    texts = []
+    for _ in range(4):
+        kept, more = rng.integers(1, len(stem) + 1), rng.integers(1, 80)
+        texts.append(stem[:kept] + rng.integers(0, 3, more).tolist())
+    for text in texts:
+        path = tree.match(text, len(text))
+        tree.extend(path, text[path.length :])
+        tree.computed(path)
+        tree.release(path)
+
+    def found(text):
+        path = tree.match(text, len(text))
+        length = path.length
+        tree.release(path)
+        return length
+
+    held = tree.match(texts[1], len(texts[1]))  # by a request that runs
+    tree.forget_text(texts[0])
+    tree.forget_text(texts[1])
+    tree.check_integrity()
+    others = texts[1:]
+    shared = max(_common(texts[0], other) for other in others)
+    assert found(texts[0]) <= shared  # nothing is left that was this text's alone
+    assert all(found(text) == len(text) for text in others)
+    tree.release(held)
+    for text in others:
+        tree.forget_text(text)
+    tree.check_integrity()
+    assert tree.node_count == 0 and found(stem) == 0
+
+
+def _common(one, other):
+    """Returns how many first tokens two texts share."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
+def test_a_text_is_forgotten_under_its_own_adapter():
+    tree = _tree(None, 20)
+    for adapter in (0, 1):
+        path = tree.match([7] * 40, 40, adapter)
+        tree.extend(path, [7] * 40)
+        tree.computed(path)
+        tree.release(path)
+    tree.forget_text([7] * 40, 1)
+    assert tree.match([7] * 40, 40, 1).length == 0 and tree.match([7] * 40, 40).length == 40

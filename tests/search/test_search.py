@@ -283,7 +283,7 @@ def test_a_tree_goes_back_to_a_step_and_keeps_what_came_before(tiny):
 def test_an_error_of_every_path_is_raised(tiny):
     with pytest.raises(GlassloopError, match="no token is left"):
         tiny.solve(QUESTION, "vote", sampling=Sampling(allowed_token_ids=(97,), bad_words=("a",)))
-    with pytest.raises(GlassloopError, match="n is 2; 1 is expected for the paths of a search"):
+    with pytest.raises(GlassloopError, match="n is 2; a search does not take it"):
         tiny.solve(QUESTION, "vote", sampling=Sampling(n=2))
 
 

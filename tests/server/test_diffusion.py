@@ -206,6 +206,23 @@ def test_a_bad_body_is_refused_by_name(server, body, field):
         assert error["param"] == field, error
 
 
+def test_echo_of_log_probabilities_is_refused_by_the_name_that_was_sent(server):
+    body = {"prompt": "Hi", "diffusion": {}, "echo": True, "logprobs": 1}
+    error = server.post("/v1/completions", body).json()["error"]
+    assert error["param"] == "echo" and "diffusion does not take it" in error["message"]
+    error = server.post("/v1/completions", {**body, "prompt_logprobs": 1}).json()["error"]
+    assert error["param"] == "prompt_logprobs"
+
+
+def test_masks_refuse_options_that_they_have_no_use_for(server):
+    body = {"text": "Paris is the capital banana France.", "proposer": "diffusion"}
+    for name, value in (("timeout", 5), ("regex", "a+"), ("temperature", 0.5)):
+        error = server.post("/api/edits/repair", {**body, "sampling": {name: value}}).json()["error"]
+        assert error["param"] == name and "repair by masks does not take it" in error["message"]
+    body = {"before": "a", "after": "b", "method": "holes", "sampling": {"timeout": 5}}
+    assert server.post("/api/edits/infill", body).json()["error"]["param"] == "timeout"
+
+
 def test_search_and_diffusion_exclude_each_other(server):
     body = {"messages": [{"role": "user", "content": "Hi"}], "search": {"n": 2}, "diffusion": {}}
     answer = server.post("/v1/chat/completions", body)

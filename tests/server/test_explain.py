@@ -284,6 +284,18 @@ def flags(asked: dict[str, Any]) -> list[str]:
     return made
 
 
+def test_an_option_that_cannot_change_a_choice_is_refused_by_name(tiny, tiny_llm):
+    server, _ = tiny
+    run = tiny_llm.generate("hello", seed=1, max_tokens=5, ignore_eos=True)
+    path = take(server, to_bytes([run]))
+    for name, value in (("max_tokens", 3), ("n", 2), ("beam_width", 2), ("logprobs", 9), ("stop", "a")):
+        answer = server.get(f"{path}/explain/1", params={name: value})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+    # What the run has by itself, and defaults, change nothing and are not refused.
+    same = {"max_tokens": 5, "n": 1, "beam_width": 1, "ignore_eos": "true", "logprobs": 5}
+    assert server.get(f"{path}/explain/1", params=same).status_code == 200
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_python_the_terminal_and_http_answer_alike(tiny, tiny_llm, tmp_path, monkeypatch, seed):
     """The same sentence and the same numbers, or the same error."""

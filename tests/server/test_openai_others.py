@@ -44,16 +44,19 @@ def test_prompts_of_every_form(client, llm):
     assert [choice.text for choice in both.choices[2:]] == [run.text for run in second.samples]
 
 
-def test_echo_and_logprobs(client, llm):
-    answer = complete(client, echo=True, logprobs=3).choices[0]
-    run = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7, prompt_logprobs=3, logprobs=3))
-    assert answer.text == FRANCE + run.text
-    told = answer.logprobs
-    assert "".join(told.tokens) == answer.text and told.token_logprobs[0] is None
-    assert told.token_logprobs[1:] == [token.raw_logprob for token in run.prompt_tokens + run.tokens]
-    for offset, token in zip(told.text_offset, told.tokens, strict=True):
-        assert answer.text[offset : offset + len(token)] == token
-    assert all(3 <= len(top) <= 4 for top in told.top_logprobs[1:])
+@pytest.mark.parametrize("options", [{}, {"beam_width": 3, "n": 2}])
+def test_echo_and_logprobs(client, llm, options):
+    answers = complete(client, echo=True, logprobs=3, extra_body=options).choices
+    runs = llm.generate(FRANCE, Sampling(max_tokens=6, seed=7, prompt_logprobs=3, logprobs=3, **options))
+    for answer, run in zip(answers, runs.samples, strict=True):
+        assert answer.text == FRANCE + run.text
+        told = answer.logprobs
+        assert "".join(told.tokens) == answer.text and told.token_logprobs[0] is None
+        assert len(run.prompt_tokens) == len(run.prompt_ids) - 1
+        assert told.token_logprobs[1:] == [token.raw_logprob for token in run.prompt_tokens + run.tokens]
+        for offset, token in zip(told.text_offset, told.tokens, strict=True):
+            assert answer.text[offset : offset + len(token)] == token
+        assert all(3 <= len(top) <= 4 for top in told.top_logprobs[1:])
 
 
 def test_offsets_where_tokens_are_parts_of_characters(client):

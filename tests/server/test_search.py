@@ -121,8 +121,10 @@ def test_hostile_values_are_refused_by_name(server, search, field):
 
 
 def test_several_choices_and_a_search_are_at_odds(server):
-    refused = server.post("/v1/chat/completions", {**OPTIONS, "n": 2, "search": VOTE})
-    assert refused.status_code == 400 and "n is 2" in refused.json()["error"]["message"]
+    for name in ("n", "beam_width", "revise"):  # named as they were sent: they are no fields of `search`
+        refused = server.post("/v1/chat/completions", {**OPTIONS, name: 2, "search": VOTE})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == name, refused.text
+        assert f"{name} is 2; a search does not take it" in refused.json()["error"]["message"]
 
 
 def test_a_run_without_a_search_says_so(server, client):

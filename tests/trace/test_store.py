@@ -7,12 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from engine.random_runs import PROMPT, SmallLLM, small_llm
+from hostile.tiny import write_tiny
 
-from glassloop import Run, Sampling, Store, TraceError
+from glassloop import LLM, Run, Sampling, Store, TraceError
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.stage import REGISTER, Step, stage
@@ -105,6 +107,44 @@ def test_an_llm_with_a_store_keeps_every_run(location):
     kept = {entry.id: entry for entry in llm.store.list()}
     assert {each.id for each in [*run.samples, fork]} < set(kept) and len(kept) == 5
     assert sum(entry.finish_reason == "cancelled" for entry in kept.values()) == 1
+
+
+def test_an_llm_forgets_a_run_that_is_removed_from_its_store(tmp_path):
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with LLM(path, store=tmp_path / "runs.db", kv_memory="2MB") as llm:
+        text = "a text that nobody else has written, of more than one page of the cache"
+        run = llm.generate(text, Sampling(max_tokens=3))
+        assert llm.generate(text, Sampling(max_tokens=3)).cached_tokens > 60
+        llm.explain(run, 1)
+        llm.store.flush()
+        for entry in llm.store.list():
+            llm.store.remove(entry.id)
+        assert llm.engine.loop.tree.node_count == 0 and not llm._rows._rows
+        assert not any(recent._pieces for recent in llm.engine.loop._recent_runs._owners.values())
+        assert llm.generate(text, Sampling(max_tokens=3)).cached_tokens == 0
+        store = llm.store
+        store.flush()
+    store.remove(store.list()[0].id)  # a closed engine has forgotten it
+
+
+def test_a_run_that_is_put_is_written_as_it_was_then(tmp_path):
+    """A run may be forked or continued before the store's thread comes to it."""
+    store, waits, goes = Store(tmp_path / "a.db"), threading.Event(), threading.Event()
+    run = SmallLLM().generate(PROMPT, Sampling(max_tokens=4))
+    run.forks[45] = 1
+    store._writer.call(lambda: (waits.set(), goes.wait(60)))
+    assert waits.wait(60)
+    store.put(run)
+    run.forks[46] = 3
+    run.prompt_tokens.append(run.tokens[0])
+    run.drafts.proposed += 7
+    goes.set()
+    store.flush()
+    kept = store.get(run.id)
+    assert (
+        kept.forks == {45: 1} and not kept.prompt_tokens and kept.drafts.proposed == run.drafts.proposed - 7
+    )
+    store.close()
 
 
 def test_a_store_that_cannot_be_written_does_not_end_the_run(tmp_path):

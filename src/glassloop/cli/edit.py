@@ -86,12 +86,13 @@ _Candidates = Annotated[
     typer.Option("--candidates", metavar="N", help="How many replacements to draw.", rich_help_panel=INPUT),
 ]
 _Method = Annotated[
-    Method,
+    Method | None,
     typer.Option(
         "--method",
         metavar="METHOD",
-        help="rerank takes the likeliest, with what follows; metropolis draws one by its probability given"
-        " both sides.",
+        help="How a span is rewritten: rerank (default) takes the likeliest, with what follows; metropolis"
+        " draws one by its probability given both sides.",
+        show_default=False,
         rich_help_panel=INPUT,
     ),
 ]
@@ -191,7 +192,7 @@ def edit(
         ),
     ] = None,
     candidates: _Candidates = 8,
-    method: _Method = Method.RERANK,
+    method: _Method = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -272,11 +273,14 @@ def edit(
     load_plugins(plugin)
     sampling = _sampling(options)
     spans = [_span(each) for each in span or ()]
-    repairing = prompt is not None or budget is not None or check is not None
-    if spans and (repairing or proposer is not Proposer.LEFT):
+    given_for_repair = [prompt, budget, check, least_gain, None if proposer is Proposer.LEFT else proposer]
+    if spans and any(each is not None for each in given_for_repair):
         raise GlassloopError(
-            "--prompt, --budget, --check and --proposer are for repairing; with --span they are not expected"
+            "--prompt, --budget, --check, --least-gain and --proposer are for repairing; with --span they are"
+            " not expected"
         )
+    if not spans and method is not None:
+        raise GlassloopError("--method is for rewriting; --span is expected with it")
     text = _read(file)
     llm = load(model, ops, kv_memory)
     if holes is not None:
@@ -289,7 +293,7 @@ def edit(
                 sampling,
                 tokens=tokens,
                 candidates=candidates,
-                method=method.value,
+                method=(method or Method.RERANK).value,
                 window=16 if window is None else window,
             )
         else:
@@ -298,7 +302,7 @@ def edit(
                 prompt=prompt,
                 budget=budget,
                 candidates=candidates,
-                tokens=6 if tokens is None else tokens,
+                tokens=tokens,
                 window=window,
                 least_gain=least_gain,
                 sampling=sampling,

@@ -111,7 +111,8 @@ def _question(request: DiffusionRequest, run: Run, needs: Needs) -> Question:
     known = RunSoFar(run.seed, run.salt, run.sample, run.sampling, ())
     args = (list(run.prompt_ids), request.sampling, known, request.options, request.mask.sha256)
     route = Route(tuple(run.prompt_ids), needs=needs)
-    return Question(dumps((write_run, args, {})), None, is_long=True, has_events=True, route=route)
+    call = dumps((write_run, args, {}))
+    return Question(call, None, is_long=True, has_events=True, owner=request.owner, route=route)
 
 
 def write_run(

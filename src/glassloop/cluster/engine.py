@@ -23,6 +23,7 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.llm import LLM
 from glassloop.engine.masked import Mask
+from glassloop.engine.owner import current_owner
 from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from glassloop.trace.verdict import Verdict
 
 T = TypeVar("T")
+_FORGET_SECONDS = 10.0  # that replicas have to forget a run
 _LOOK_UP = 0.1  # seconds between two looks at the deadline of a question
 
 
@@ -169,6 +171,22 @@ class ClusterEngine(Engine):
         raise_error(request.runs[0])
         return request.runs[0]
 
+    def forget(self, run: Run) -> None:
+        """Asks every replica to forget a run. One that does not answer soon is taken for dead, and has
+        forgotten everything."""
+        self.check_may_wait()
+        call = dumps((_forget, (run,), {}))
+        asked = [
+            self._fleet.ask(Question(call, _FORGET_SECONDS, route=Route(only=name)))
+            for name in self._board.usable()
+        ]
+        until = time.monotonic() + _FORGET_SECONDS
+        for answer in asked:
+            try:
+                answer.result(max(0.0, until - time.monotonic()))
+            except (NotYet, Unavailable):
+                answer.cancel()
+
     def fork(self, run: Run, at: int, **options: Any) -> Run:
         return self.complete(self.prepare_fork(run, at, **options))
 
@@ -229,6 +247,7 @@ class ClusterEngine(Engine):
             None if deadline is None else deadline.seconds,
             is_long,
             on_event is not None,
+            current_owner(),
             self._route((*args, *options.values())),
         )
         tell = None if on_event is None else lambda event: on_event(loads(event, self))
@@ -312,6 +331,10 @@ class _Lenses:
 
 def _read_lens(llm: LLM, name: str, *args: Any, deadline: Deadline | None) -> Any:
     return getattr(llm.lens, name)(*args, deadline=deadline)
+
+
+def _forget(llm: LLM, run: Run, *, deadline: Deadline | None) -> None:
+    llm.forget(run)
 
 
 def _mask_of(llm: LLM, *, deadline: Deadline | None) -> Mask:

@@ -75,6 +75,7 @@ class RunSoFar:
     sampling: Sampling
     tokens: tuple[int, ...]
     revision: Revision | None = None  # if the run takes tokens back
+    id: str = ""  # by which the replica can forget it
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Job:
     drafts: bool
     priority: int
     elapsed: float  # seconds since the request came: its time goes on
+    owner: str  # the client whose request it is
     route: Route = field(default_factory=Route)
 
 
@@ -103,6 +105,7 @@ class Question:
     seconds: float | None  # that it may take
     is_long: bool = False  # it may take long: it has to delay no short one
     has_events: bool = False  # the function takes `on_event`
+    owner: str = ""  # the client whose question it is
     route: Route = field(default_factory=Route)
 
 
@@ -148,7 +151,8 @@ class News(NamedTuple):
     prompt: list[TokenData]
     facts: Facts
     end: End | None
-    taken_back: tuple[int, int] | None = None  # to how many tokens, and the salt of the run that continues
+    # To how many tokens, and the salt and the id of the run that continues.
+    taken_back: tuple[int, int, str] | None = None
 
 
 @dataclass(frozen=True)

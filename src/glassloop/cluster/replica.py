@@ -30,6 +30,7 @@ from glassloop.cluster.session import Session
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.llm import LLM
+from glassloop.engine.owner import owned_by
 from glassloop.engine.request import Request
 from glassloop.engine.tree import Node
 from glassloop.errors import GlassloopError
@@ -190,6 +191,7 @@ class Replica:
             run = llm.new_run(
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
+            run.id = each.id or run.id
             run.tokens = [self._known(token) for token in each.tokens]
             if each.revision is not None:
                 told = each.revision
@@ -209,6 +211,7 @@ class Replica:
             forced=list(job.forced),
             pause=job.pause,
             drafts=drafts,
+            owner=job.owner,
             built=built,
         )
         request.arrived = perf_counter() - job.elapsed
@@ -223,7 +226,8 @@ class Replica:
         function, args, options = loads(question.call, self.llm)
         if question.has_events:
             options["on_event"] = tell
-        return dumps(function(self.llm, *args, deadline=deadline, **options))
+        with owned_by(question.owner):
+            return dumps(function(self.llm, *args, deadline=deadline, **options))
 
 
 def _most_tokens(llm: LLM) -> int:

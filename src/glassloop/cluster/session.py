@@ -150,7 +150,7 @@ class Session:
             if not self._open_runs[key]:
                 self._ended[key].set()
         sent = [TokenData.of(token) for token in tokens]
-        back = None if taken is None else (taken.to, taken.run.salt)
+        back = None if taken is None else (taken.to, taken.run.salt, taken.run.id)
         return News(key, place, sent, prompt, facts_of(run), end, back)
 
 

@@ -60,7 +60,9 @@ class Stream:
             prompt_ids=tuple(request.prompt_ids),
             sampling=request.sampling,
             runs=tuple(
-                RunSoFar(run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids), _revision(run))
+                RunSoFar(
+                    run.seed, run.salt, run.sample, run.sampling, tuple(run.token_ids), _revision(run), run.id
+                )
                 for run in self.runs
             ),
             forced=tuple(request.forced[delivered:]),
@@ -69,6 +71,7 @@ class Stream:
             drafts=request.drafts,
             priority=request.priority,
             elapsed=request.seconds,
+            owner=request.owner,
             route=Route(ids, needs=self.needs, key=self.key),
         )
 
@@ -100,12 +103,13 @@ class Stream:
                 made.append((run, self.take_back(run, at, salt_after(run, at))))
         return made
 
-    def take_back(self, run: Run, to: int, salt: int) -> TakenBack:
-        """Ends a run whose last tokens are taken back. Another one with the first `to` of them continues in
-        its place; the event that tells of it is returned."""
+    def take_back(self, run: Run, to: int, salt: int, id: str | None = None) -> TakenBack:
+        """Ends a run whose last tokens are taken back. Another one with the first `to` of them, which has
+        this id on the replica, continues in its place; the event that tells of it is returned."""
         position = len(run.prompt_ids) + to
         run.forks.setdefault(position, 1)
         made = run.revise(to, salt)
+        made.id = id or made.id
         run.tail = held_back(self.request, run)
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"
         runs = self.request.runs

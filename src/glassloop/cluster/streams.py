@@ -262,6 +262,9 @@ class Streams:
         """Delivers the result of a beam search, all runs at once."""
         request = stream.request
         ends = {news.run: news.end for news in stream.waiting if news.end is not None}
+        for news in stream.waiting:
+            if news.prompt:
+                self._delivery.prompt(news.prompt, stream.runs, stream.runs[news.run])
         request.drop_runs(sum(not end.dropped for end in ends.values()))
         for place, run in enumerate(stream.runs):
             if ends[place].dropped:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Stopper:
     """The conditions of one branch: `before` is called for a chosen token, `after` once it was added."""
 
     def __init__(self, sampling: Sampling, eos_ids: Collection[int], context: int) -> None:
+        self._min_tokens = sampling.min_tokens
         self._max_tokens = sampling.max_tokens
         self._timeout = sampling.timeout
         self._last: float | None = None  # when the last token was added, in seconds
@@ -39,6 +41,13 @@ class Stopper:
         self._context = context
         self._stop_ids = stop_ids(sampling, eos_ids)
         self._loops = Loops(sampling.stop_on_repetition) if sampling.stop_on_repetition else None
+
+    def fork(self) -> Self:
+        """Returns the conditions of another branch with the same tokens so far."""
+        twin = copy(self)
+        twin._gaps = self._gaps.copy()
+        twin._loops = None if self._loops is None else self._loops.fork()
+        return twin
 
     def before(self, token: int) -> bool:
         """Returns whether this token ends the text."""
@@ -48,7 +57,7 @@ class Stopper:
         """Returns the ending if the branch ends with the token that has just been added."""
         if self._loops is not None:
             period = self._loops.add(history.last)
-            if period:
+            if period and history.generated_length >= self._min_tokens:
                 what = "1 token" if period == 1 else f"{period} tokens"
                 return Ending("repetition", f"{what} {self._loops.rounds} times in a row")
         if history.generated_length >= self._max_tokens:
@@ -114,6 +123,12 @@ class Loops:
         self._matches = np.zeros(
             64, np.int64
         )  # [period] how many of the last tokens equal the one a period earlier
+
+    def fork(self) -> Loops:
+        """Returns a detector that has seen the same tokens."""
+        twin = copy(self)
+        twin._tokens, twin._matches = self._tokens.copy(), self._matches.copy()
+        return twin
 
     def add(self, token: int) -> int:
         """Adds a token. Returns the period of the shortest loop that it closes, or 0."""

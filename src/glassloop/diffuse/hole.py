@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.diffusion import Diffusion
@@ -12,6 +12,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.filling import Filling
 from glassloop.diffuse.rows import Rows
+from glassloop.engine.checks import check_rows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Mask, Masked, Pass
@@ -22,6 +23,9 @@ from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
+
+
+AFTER = "after"  # the key of `Run.diffusion` that only a run which fills a hole has: the tokens after it
 
 
 @dataclass
@@ -61,6 +65,16 @@ class _Pilot:
         return False
 
 
+def never_in_hole(llm: LLM, sampling: Sampling, mask: Mask) -> tuple[int, ...]:
+    """Returns the tokens that a hole cannot have: the mask, and those that end a text."""
+    return (mask.token, *llm.tokenizer.eos_ids, *sampling.stop_token_ids)
+
+
+def hole_record(options: Diffusion, mask: Mask, after: Sequence[int]) -> dict[str, Any]:
+    """Returns what the record of a run that fills a hole says of it: `Run.diffusion`."""
+    return options.to_dict() | {"adapter": mask.sha256, AFTER: list(after)}
+
+
 def fill_holes(
     llm: LLM,
     before: Sequence[int],
@@ -83,10 +97,10 @@ def fill_holes(
     tasks, pilots = [], []
     for sampling, salt in zip(samplings, salts, strict=True):
         drawn = Run(llm.name, list(before), sampling.seed or 0, llm.config.context, sampling, salt)
-        never = (mask.token, *llm.tokenizer.eos_ids, *sampling.stop_token_ids)
-        decoder = llm.engine.loop.decoder(drawn, before, None, never)
+        decoder = llm.engine.loop.decoder(drawn, before, None, never_in_hole(llm, sampling, mask))
         pilot = _Pilot(Rows(before, width, after, mask), Filling(width, options, decoder, mask.token))
         task = Masked(pilot.rows.tokens, pilot.rows.kept, pilot.first(), pilot, deadline)
+        check_rows(task.branch, llm.transformer, "tokens")
         tasks.append(task)
         pilots.append(pilot)
     compute_all(llm.engine, tasks)

@@ -5,52 +5,90 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.chosen import Chosen
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import fork_salt, pass_salt
 from glassloop.decode.stop import Ending, stop_ids
+from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
+from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
 from glassloop.diffuse.rows import Rows
-from glassloop.diffuse.write import DiffusionRequest, check, check_prompt, finish
+from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, Pass
-from glassloop.engine.replay import Luck, NoSuchToken, check_ids, replay_notes
+from glassloop.engine.replay import Luck, NoSuchToken, check_ids, compare, records_of, replay_notes
 from glassloop.engine.task import CANCELLED
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
-from glassloop.trace.verdict import Difference, Verdict
+from glassloop.trace.verdict import Verdict
 
 if TYPE_CHECKING:
     from glassloop.engine.llm import LLM
 
 
-def options_of(llm: LLM, run: Run) -> Diffusion:
-    """Returns the options of a recorded run. Raises if this model cannot fill its masks again."""
+def recorded_filling(llm: LLM, run: Run, strict: bool = True) -> tuple[Diffusion, list[int] | None]:
+    """Returns the options with which the masks of a run were filled, and the tokens after them if it fills a
+    hole. Raises if this model cannot fill them again; unless `strict`, one that knows its tokens can."""
     values = dict(run.diffusion or {})
-    adapter = values.pop("adapter", "")
-    if run.llm is not llm and run.identity != llm.model_hash:
+    if "adapter" not in values:
+        raise TraceError(
+            f"run {run.id} fills a hole, and its record, which is old, does not have the text after it"
+        )
+    adapter, after = values.pop("adapter"), values.pop(AFTER, None)
+    if strict and run.llm is not llm and run.identity != llm.model_hash:
         raise TraceError(f"run {run.id} was made by another model: {run.model}, and this is {llm.name}")
-    if adapter != llm.mask.sha256:
+    if strict and adapter != llm.mask.sha256:
         raise TraceError(f"run {run.id} was made with another adapter for masked rows than {llm.name} has")
     check_ids(llm, run)
     try:
         options = Diffusion.of(values)
-        check(run.sampling, options, llm.mask)
+        DIFFUSION.check_recorded(run.sampling)
+        check_revision(options, llm.mask)
         check_prompt(run)
+        after = None if after is None else llm.checked(after, "diffusion.after")
     except GlassloopError as error:
         raise TraceError(f"run {run.id}: {error}") from None
-    return options
+    return options, after
 
 
-def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdict:
-    """Fills a text once more, and compares every number of every token and of every pass."""
-    options = options_of(llm, run)
+def replay_passes(
+    llm: LLM, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
+) -> Verdict:
+    """Fills the masks of a run once more, and compares every number of every pass and of every token from the
+    place `first` on. Unless `strict`, a run of another model or adapter is compared too, and the verdict
+    says so."""
+    options, after = recorded_filling(llm, run, strict)
+    records, notes = records_of(run, first), list(replay_notes(llm, run))
+    if run.diffusion is not None and run.diffusion["adapter"] != llm.mask.sha256:
+        notes.append("made with another adapter for masked rows")
+    limit = deadline or Deadline()
+    try:
+        chosen, passes = (
+            _write(llm, run, options, limit) if after is None else _fill(llm, run, options, after, limit)
+        )
+    except GlassloopError:
+        limit.check()
+        if strict:
+            raise
+        chosen, passes = [], []  # with the logits of another model the stages may leave no token
+    if run.cut_short:
+        passes = passes[: len(run.passes)]
+    verdict = compare(llm, records, iter(chosen[first:]), first, tuple(notes))
+    if passes == run.passes:
+        return verdict
+    return replace(verdict, identical=False, notes=(*verdict.notes, "the passes are not the same"))
+
+
+def _write(llm: LLM, run: Run, options: Diffusion, limit: Deadline) -> tuple[list[Chosen], list[PassRecord]]:
+    """Writes the text of a run once more. Returns its choices and passes."""
     again = llm.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
     )
+    again.context = run.context
     request = DiffusionRequest(
         again.prompt_ids,
         run.sampling,
@@ -59,11 +97,9 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
         pieces=llm.piece,
         options=options,
         mask=llm.mask,
-        deadline=deadline or Deadline(),
+        deadline=limit,
     )
-    # A run that was cut short has the beginning of the passes, and no more are computed.
-    cut_short = run.finish_reason in ("cancelled", "timeout", "error", None)
-    if cut_short:
+    if run.cut_short:  # it has the beginning of the passes, and no more are computed
 
         def stop(_: Run, record: PassRecord) -> None:
             request.abandoned = CANCELLED if record.number + 1 >= len(run.passes) else None
@@ -71,21 +107,17 @@ def replay_passes(llm: LLM, run: Run, deadline: Deadline | None = None) -> Verdi
         request.on_pass = stop
         request.abandoned = None if run.passes else CANCELLED
     finish(llm, request)
-    earliest: Difference | None = None
-    same = 0
-    for at, recorded in enumerate(run.tokens):
-        made = again.tokens[at] if at < len(again.tokens) else None
-        same += made is not None and made.id == recorded.id
-        if earliest is None and (made is None or made.chosen != recorded.chosen):
-            found = None if made is None else made.id
-            told = "nothing" if made is None else made.piece
-            earliest = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
-    notes = list(replay_notes(llm, run))
-    passes = again.passes[: len(run.passes)] if cut_short else again.passes
-    if passes != run.passes:
-        notes.append("the passes are not the same")
-    identical = earliest is None and passes == run.passes
-    return Verdict(len(run.tokens), identical, same, earliest, 0.0, tuple(notes))
+    return [token.chosen for token in records_of(again)], again.passes
+
+
+def _fill(
+    llm: LLM, run: Run, options: Diffusion, after: list[int], limit: Deadline
+) -> tuple[list[Chosen], list[PassRecord]]:
+    """Fills the hole of a run once more. Returns its choices and passes."""
+    width = run.passes[0].width if run.passes else len(run.tokens)
+    sampling = replace(run.sampling, seed=run.seed)
+    (hole,) = fill_holes(llm, run.prompt_ids, after, width, [sampling], [run.salt], options, llm.mask, limit)
+    return hole.chosen, hole.passes
 
 
 class _Once:
@@ -116,11 +148,12 @@ def explain_fill(
     """Returns why the token at this place of the answer is there: the pass that filled it is computed again.
     `number` asks about another pass: what the place would have got in it. Options, or new luck, make it a
     what-if."""
-    options = options_of(llm, run)
+    _, after = recorded_filling(llm, run)
     sampling, seed, salt = run.sampling, run.seed, run.salt
     if overrides:
         sampling = sampling.changed({"n": 1, **overrides})
-        check(sampling, options, llm.mask)
+        for kind in (WHAT_IF, DIFFUSION):
+            kind.check(sampling, run.sampling)
         seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
     if luck not in ("same", "new"):
         raise TraceError(f"luck is {luck!r}; 'same' or 'new' is expected")
@@ -138,7 +171,7 @@ def explain_fill(
     if not 0 <= place < len(tokens) or tokens[place] is not None:
         raise TraceError.about("pass", f"is {number}, in which the place {at} is not masked")
     mask, before = llm.mask, [*run.prompt_ids, *run.token_ids[: record.first]]
-    rows, pilot = Rows(before, record.width, [], mask), _Once()
+    rows, pilot = Rows(before, record.width, after or [], mask), _Once()
     task = Masked(rows.tokens, rows.kept, rows.of_pass(tokens), pilot, deadline)
     compute_all(llm.engine, [task])
     assert pilot.logits is not None
@@ -160,7 +193,7 @@ def explain_fill(
         eos_ids=tuple(llm.tokenizer.eos_ids),
         ops=llm.transformer.ops.rows,
         shown=shown,
-        never=(mask.token,),
+        never=(mask.token,) if after is None else never_in_hole(llm, sampling, mask),
     )
     known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
     return replace(told, sentence=f"In pass {number}, with {known}, {told.sentence}")

@@ -7,7 +7,7 @@ ways. Its tasks are `Writer`s, one for each run. The tokens of a block are told 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,11 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Stopper
+from glassloop.decode.task_kinds import DIFFUSION
 from glassloop.diffuse.filling import Filling
 from glassloop.diffuse.rows import Rows
 from glassloop.engine.branch import Branch, BranchText
+from glassloop.engine.checks import check_rows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import Submitter, raise_error
 from glassloop.engine.generation import complete
@@ -26,7 +28,7 @@ from glassloop.engine.masked import Mask, MaskedBranch, Pass
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
 from glassloop.engine.task import CANCELLED, Row, Task
-from glassloop.errors import GlassloopError, SamplingError, described
+from glassloop.errors import GlassloopError, described
 from glassloop.ops.quant import Float32
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.trace.passes import MOST_CHANGES, PassRecord
@@ -54,6 +56,7 @@ class DiffusionRequest(Request):
 
     def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task]:
         writers = [Writer(self, run, order, loop) for run in self.runs]
+        check_rows(writers[0].branch, loop.transformer, "diffusion.block")
         writers[0].siblings = writers[1:]
         return list(writers)
 
@@ -237,21 +240,13 @@ def by_diffusion(
     or the options cannot be combined."""
     mask = llm.mask
     options = Diffusion.of(diffusion)
-    check(request.sampling, options, mask)
+    DIFFUSION.check(request.sampling)
+    check_revision(options, mask)
     check_prompt(request.runs[0])
     for run in request.runs:
         run.diffusion = options.to_dict() | {"adapter": mask.sha256}
-    return DiffusionRequest(
-        request.prompt_ids,
-        request.sampling,
-        request.runs,
-        priority=request.priority,
-        keep=request.keep,
-        built=request.built,
-        pieces=llm.piece,
-        options=options,
-        mask=mask,
-    )
+    known = {each.name: getattr(request, each.name) for each in fields(Request)}
+    return DiffusionRequest(**known, pieces=llm.piece, options=options, mask=mask)
 
 
 def diffuse(
@@ -303,16 +298,8 @@ def follow_passes(engine: Submitter, request: DiffusionRequest) -> Iterator[tupl
             engine.cancel(request, wait=True)
 
 
-def check(sampling: Sampling, options: Diffusion, mask: Mask) -> None:
-    """Raises if options cannot be combined with diffusion."""
-    if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; diffusion fills one text at a time")
-    if sampling.revise:
-        raise SamplingError.about("revise", "is given; diffusion has a revise of its own")
-    if sampling.adapter is not None:
-        raise SamplingError.about("adapter", "is given; diffusion has an adapter of its own, for masked rows")
-    if sampling.prompt_logprobs:
-        raise SamplingError.about("prompt_logprobs", "is given; diffusion does not score the prompt")
+def check_revision(options: Diffusion, mask: Mask) -> None:
+    """Raises if a model cannot take tokens back in the way that the options ask for."""
     if mask.whole and options.revise and options.revise_by == "likelihood":
         raise GlassloopError.about(
             "diffusion.revise_by", "is 'likelihood', which this model, made for masks alone, does not have"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from glassloop.decode.sampling import Sampling
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.errors import GlassloopError
 from glassloop.shown import shown
 
 
@@ -24,14 +23,6 @@ def check_number(name: str, value: object, low: float, high: float) -> float:
         problem = f"is {shown(value)}; a number from {low:g} to {high:g} is expected"
         raise GlassloopError.about(name, problem)
     return float(value)  # type: ignore[arg-type]
-
-
-def check_left_to_right(sampling: Sampling) -> None:
-    """Raises if the options with which an edit draws ask for diffusion."""
-    if sampling.diffusion is not None:
-        raise SamplingError.about(
-            "diffusion", "is given; edits draw from left to right, and proposer='diffusion' fills masks"
-        )
 
 
 def check_text(name: str, value: object) -> str:

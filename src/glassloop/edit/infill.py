@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import INFILL, INFILL_MASKS, REWRITE, TaskKind
 from glassloop.edit.accept import best_by_bits, chain
 from glassloop.edit.bounds import check_count, check_text
 from glassloop.edit.characters import widen
@@ -68,7 +69,8 @@ def infill(
         proposer, method = "diffusion", "rerank"
     check_proposer(llm, proposer, method)
     filling = options_of(proposer, diffusion)
-    work = _begin(llm, tokens, candidates, method, window, sampling, deadline)
+    kind = INFILL if filling is None else INFILL_MASKS
+    work = _begin(llm, kind, tokens, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
     prompt, following = fixed_prompt(llm, before), llm.tokenizer.encode_inside(after)
     longer = "after" if len(following) > len(prompt) else "before"
@@ -112,7 +114,8 @@ def rewrite(
     """
     check_text("text", text)
     _check_method(method, METHODS)
-    work = _begin(llm, 1 if tokens is None else tokens, candidates, method, window, sampling, deadline)
+    length = 1 if tokens is None else tokens
+    work = _begin(llm, REWRITE, length, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
     wanted = _checked_spans(text, spans)
     prompt, pieces = _pieces(llm, text, wanted)
@@ -222,6 +225,7 @@ def _check_method(method: str, known: Sequence[str]) -> None:
 
 def _begin(
     llm: LLM,
+    kind: TaskKind,
     tokens: int,
     candidates: int,
     method: str,
@@ -234,8 +238,8 @@ def _begin(
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
     if window is not None:
         check_count("window", window, 0, 1 << 20)
-    if sampling is not None and sampling.n > 1:
-        raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
+    if sampling is not None:
+        kind.check(sampling, DRAWN)
     if method == "metropolis" and sampling is not None and sampling.greedy:
         raise SamplingError.about("temperature", "is 0; a chain draws, so a number above 0 is expected")
     seed = draw_seed() if sampling is None or sampling.seed is None else sampling.seed

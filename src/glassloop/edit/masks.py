@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
-from glassloop.diffuse.hole import fill_holes
+from glassloop.diffuse.hole import fill_holes, hole_record
 from glassloop.engine.logits import compute_all
 from glassloop.engine.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
@@ -80,7 +80,8 @@ def fill_place(
         for chosen in hole.chosen:
             data = llm.tokenizer.token_bytes(chosen.id)
             run.tokens.append(Token(chosen, llm.piece(chosen.id), data, llm.piece, "mask", sample=number))
-        run.diffusion, run.passes = diffusion.to_dict(), hole.passes
+        run.diffusion = hole_record(diffusion, llm.mask, after)
+        run.passes = hole.passes
         run.finish_reason, run.stop_reason = "length", "the hole is full"
         work.sampled += hole.rows
         made.append(run)

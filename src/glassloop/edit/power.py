@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import SHARPEN
 from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
-from glassloop.edit.bounds import check_count, check_left_to_right, check_number
+from glassloop.edit.bounds import check_count, check_number
 from glassloop.edit.proposal import Proposal, Work, complete_all
 from glassloop.edit.record import Edit
+from glassloop.engine.branching import branch
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Request, draw_seed
-from glassloop.errors import GlassloopError, SamplingError
+from glassloop.errors import SamplingError
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -92,13 +94,7 @@ def sharpen_all(
 def _options(sampling: Sampling | None, alpha: float) -> Sampling:
     if sampling is None:
         return Sampling(temperature=1 / alpha)
-    check_left_to_right(sampling)
-    for name in ("n", "beam_width"):
-        if getattr(sampling, name) > 1:
-            raise SamplingError.about(name, "is above 1; power sampling draws one text, so 1 is expected")
-    if sampling.revise:
-        problem = "is given; what is taken back has no place in p^alpha, so 0 is expected"
-        raise SamplingError.about("revise", problem)
+    SHARPEN.check(sampling)
     if sampling.greedy:
         raise SamplingError.about(
             "temperature", "is 0; power sampling draws, so a number above 0 is expected"
@@ -117,15 +113,15 @@ def _chain(
     request = _prepare(llm, prompt, replace(sampling, max_tokens=length))
     built = request.compiled
     yield request
-    draft = current = _checked(request.runs[0])
+    draft = current = request.runs[0]
     work.sampled += len(ended(current))
     proposals: list[Proposal] = []
     while True:
         for step in range(len(proposals), len(proposals) + steps):
             at = work.dice.below(len(ended(current)), step, 1)
-            request = fork(llm, current, at, work.dice.salt(step, 0), built)
+            request = redraw(llm, current, at, work.dice.salt(step, 0), built)
             yield request
-            new = _checked(request.runs[0])
+            new = request.runs[0]
             work.sampled += len(ended(new)) - at
             proposal = suffix_proposal(step, 0, current, new, at)
             proposal.seconds = work.seconds
@@ -133,14 +129,15 @@ def _chain(
             if metropolis(proposal, suffix_ratio(current, new, at, alpha), work.dice.coin(step)):
                 current = new
         full = (current.finish_reason, current.stop_reason) == ("length", "max_tokens")
-        if not full or length >= sampling.max_tokens or block is None:
+        no_room = len(current.prompt_ids) + len(current.tokens) >= llm.config.context
+        if not full or no_room or length >= sampling.max_tokens or block is None:
             break
         length = min(length + block, sampling.max_tokens)
         built = llm.compile(replace(sampling, max_tokens=length))
-        request = fork(llm, current, len(current.tokens), current.salt, built)
+        request = redraw(llm, current, len(current.tokens), current.salt, built)
         yield request
         work.sampled += len(ended(request.runs[0])) - len(current.tokens)
-        current = _checked(request.runs[0])
+        current = request.runs[0]
     given = {"alpha": float(alpha), "steps": steps, "block": block, "sampling": sampling.to_dict()}
     return Edit.of(
         work, "sharpen", current.prompt_ids, draft, current, proposals, given, (0, len(current.text))
@@ -153,24 +150,12 @@ def _prepare(llm: LLM, prompt: Any, sampling: Sampling) -> Request:
     return llm.prepare(prompt, sampling)
 
 
-def fork(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
+def redraw(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
     """Returns a request that draws the text anew from the token `at` on, with the options of `built`."""
     options = built.sampling
     assert options.seed is not None
-    made = llm.new_run(run.prompt_ids, options, options.seed, salt=salt, prompt=run.prompt, sample=0)
-    made.messages, made.samples, made.tokens = run.messages, [made], list(run.tokens[:at])
-    made.prompt_tokens = list(run.prompt_tokens)
-    made.descend(run, at, "sampled")
-    return Request(
-        run.prompt_ids, options, [made], drafts=llm.drafts, keep=llm.keep, built=llm.build(options)
-    )
-
-
-def _checked(run: Run) -> Run:
-    """Returns a run that ended as its tokens say; one that was cut off by time has no probability."""
-    if run.finish_reason not in ("stop", "length", "repetition"):
-        raise GlassloopError(f"a proposal ended early: {run.finish_reason}, {run.stop_reason}")
-    return run
+    made = branch(llm, run, at, options, built, seed=options.seed, salt=salt, reason="sampled")
+    return Request(run.prompt_ids, options, [made], drafts=llm.drafts, keep=llm.keep, built=built)
 
 
 def suffix_proposal(step: int, number: int, old: Run, new: Run, at: int) -> Proposal:

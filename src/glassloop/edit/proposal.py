@@ -15,18 +15,19 @@ from math import log
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from glassloop.decode.compiled import Compiled
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.grammar import Grammar
 from glassloop.decode.sampling import Sampling
-from glassloop.edit.bounds import check_left_to_right
 from glassloop.edit.characters import is_border
 from glassloop.edit.dice import Dice
 from glassloop.edit.masks import fill_place
+from glassloop.engine.branching import branch
 from glassloop.engine.deadline import Deadline, TimedOut
 from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed
 from glassloop.engine.request import Request
-from glassloop.errors import SamplingError
+from glassloop.errors import GlassloopError
 from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ def bits(run: Run, start: int, end: int) -> float:
 
 def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
     """Computes requests together and waits for all. Raises the first error of a run, or that of the deadline,
-    after which nothing of them runs any more. A run that its own timeout has cut short is an error too: what
-    is made of it could not be replayed."""
+    after which nothing of them runs any more. A run that was cut short, by its own timeout or for want of
+    memory, is an error too: what is made of it could not be replayed."""
     if deadline is not None:
         deadline.check()
     with closing(as_completed(llm.engine, requests, deadline)) as runs:
@@ -155,6 +156,8 @@ def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | Non
             raise_error(run)
             if run.finish_reason == "timeout":
                 raise TimedOut.about("timeout", f"ended a draw after {run.sampling.timeout:g} s")
+            if run.cut_short:
+                raise GlassloopError(f"a draw was cut short: {run.finish_reason}, {run.stop_reason}")
 
 
 class Work:
@@ -179,21 +182,31 @@ class Work:
         return self.sampled + self.scored
 
     def complete(self, requests: Sequence[Request]) -> None:
-        """Computes requests together, waits for all, and counts their tokens."""
+        """Computes requests together, waits for all, and counts their tokens. A token that ended a run was
+        computed too, so every draw counts at least one: a budget ends whatever is drawn."""
         before = {id(run): len(run.tokens) for request in requests for run in request.runs}
         complete_all(self.llm, requests, self.deadline)
         for request in requests:
             for run in request.runs:
+                made = len(run.tokens) + (run.end is not None)
                 self.scored += len(request.forced)
-                self.sampled += len(run.tokens) - before[id(run)] - len(request.forced)
+                self.sampled += made - before[id(run)] - len(request.forced)
 
     # ── texts and branches ─────────────────────────────────────────────────────────────────────────────────
 
-    def text(self, prompt_ids: list[int], ids: Sequence[int]) -> Run:
-        """Returns given tokens as a run, each with its record, after a prompt of at least one token."""
-        run = self._new(prompt_ids, 0)
+    def text(self, prompt_ids: list[int], ids: Sequence[int], of: Run | None = None) -> Run:
+        """Returns given tokens as a run, each with its record, after a prompt of at least one token. If they
+        are those `of` a run, it is a fork of that run: the text is the same, the options are not."""
+        if of is not None:
+            request = self.branch(of, 0, ids)
+            run = request.runs[0]
+        else:
+            options = self._scoring(len(prompt_ids), len(ids))
+            run = self.llm.new_run(list(prompt_ids), options, self.dice.seed, salt=0, prompt=None, sample=0)
+            run.samples = [run]
+            request = self._score(run, ids, self.llm.compile(options))
         if ids:
-            self.complete([self._score(run, ids)])
+            self.complete([request])
         else:
             run.finish_reason, run.stop_reason = "cancelled", "there is nothing to score"
             if self.llm.keep is not None:
@@ -202,35 +215,27 @@ class Work:
 
     def branch(self, run: Run, at: int, ids: Sequence[int]) -> Request:
         """Returns a request for a fork of a run that keeps `at` tokens and continues with given ones."""
-        made = self._new(run.prompt_ids, at)
-        made.tokens = list(run.tokens[:at])
-        made.descend(run, at, "edited")
-        return self._score(made, ids)
+        llm, options = self.llm, self._scoring(len(run.prompt_ids), at + len(ids))
+        built = llm.compile(options)
+        made = branch(llm, run, at, options, built, seed=self.dice.seed, salt=0, reason="edited")
+        return self._score(made, ids, built)
 
     def extend(self, run: Run, ids: Sequence[int]) -> Request:
         """Returns a request that continues a scored branch with more given tokens."""
         run.finish_reason, run.stop_reason, run.tail = None, None, ""
-        return self._score(run, ids)
+        run.sampling = self._scoring(len(run.prompt_ids), len(run.tokens) + len(ids))
+        return self._score(run, ids, self.llm.compile(run.sampling))
 
-    def _new(self, prompt_ids: list[int], at: int) -> Run:
-        llm = self.llm
-        llm.check_length(len(prompt_ids) + at)
-        run = llm.new_run(list(prompt_ids), PLAIN, self.dice.seed, salt=0, prompt=None, sample=0)
-        run.samples = [run]
-        return run
+    def _scoring(self, prompt: int, tokens: int) -> Sampling:
+        """Returns the options with which a text of so many tokens is scored after a prompt of so many.
+        Raises if there is no room for them."""
+        self.llm.check_length(prompt + tokens, "text", ", the prompt included")
+        return replace(PLAIN, max_tokens=max(1, tokens), seed=self.dice.seed)
 
-    def _score(self, run: Run, ids: Sequence[int]) -> Request:
-        llm = self.llm
-        llm.check_length(len(run.prompt_ids) + len(run.tokens) + len(ids), "text", ", the prompt included")
-        run.sampling = replace(PLAIN, max_tokens=len(run.tokens) + len(ids), seed=run.seed)
+    def _score(self, run: Run, ids: Sequence[int], built: Compiled) -> Request:
+        forced, keep = list(ids), self.llm.keep
         return Request(
-            run.prompt_ids,
-            run.sampling,
-            [run],
-            forced=list(ids),
-            drafts=False,
-            keep=llm.keep,
-            built=llm.build(run.sampling),
+            run.prompt_ids, run.sampling, [run], forced=forced, drafts=False, keep=keep, built=built
         )
 
     # ── proposals ──────────────────────────────────────────────────────────────────────────────────────────
@@ -298,13 +303,8 @@ class Work:
     def span_sampling(self, sampling: Sampling, tokens: int) -> Sampling:
         """Returns the options with which a span of some length is drawn. Without a constraint, which decides
         itself where the text ends, the span has exactly this many tokens."""
-        if sampling.beam_width > 1:
-            raise SamplingError.about("beam_width", "is above 1; a span is drawn, so 1 is expected")
-        check_left_to_right(sampling)
         least = 0 if sampling.constraint is not None else tokens
-        seed = self.dice.seed
-        own = replace(sampling, n=1, seed=seed, max_tokens=tokens, min_tokens=least)
-        return replace(own, prompt_logprobs=0, revise=0)
+        return replace(sampling, seed=self.dice.seed, max_tokens=tokens, min_tokens=least)
 
     def proposal(
         self, place: Place, number: int, drawn: Run | None, ids: list[int], complete: bool = True

@@ -12,19 +12,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import REPAIR, REPAIR_CHECK, REPAIR_MASKS, TaskKind
 from glassloop.edit.accept import best_by_gain
-from glassloop.edit.bounds import check_count, check_left_to_right, check_number, check_text
+from glassloop.edit.bounds import check_count, check_number, check_text
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
 from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
-from glassloop.edit.power import fork, suffix_proposal
+from glassloop.edit.power import redraw, suffix_proposal
 from glassloop.edit.proposal import Place, Proposal, Work
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import apart, apply, borders, prompt_and_text, whole_characters
 from glassloop.edit.surprise import Measured, left_bits, measure
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.replay import check_continuable, check_run
 from glassloop.engine.request import draw_seed
-from glassloop.errors import GlassloopError, SamplingError, TextError
+from glassloop.errors import GlassloopError, TextError
 from glassloop.shown import shown
 from glassloop.trace.run import Run
 
@@ -41,6 +43,7 @@ _NARROW = 2  # tokens of the narrower of the two spans that are drawn anew
 _PER_TOKEN = 40  # the default budget for each token of the text
 _PER_TOKEN_MASKED = 80  # the same by masks
 _PER_TOKEN_CHECKED = 4  # the same with a verifier
+_LENGTH = 6  # tokens of a replacement by default
 _LONGER = 256  # tokens by which a text may grow when its end is drawn anew
 
 
@@ -63,7 +66,7 @@ def repair(
     check: Check | None = None,
     budget: int | None = None,
     candidates: int = 8,
-    tokens: int = 6,
+    tokens: int | None = None,
     window: int | None = None,
     least_gain: float | None = None,
     spans: int | None = None,
@@ -74,25 +77,27 @@ def repair(
     """Replaces what is wrong with a text, or with the answer of a run.
 
     Each round measures the most surprising tokens from both sides, draws replacements of one and of `tokens`
-    tokens for up to `spans` (4 by default) of the worst that are apart, and accepts those that save at least
-    `least_gain` bits (3 by default) on themselves and the `window` tokens (16 by default) after them. It ends
-    when no span pays or `budget` tokens have been computed. `prompt` is what comes before the text and is not
-    edited: a text, token ids or a conversation.
+    tokens (6 by default) for up to `spans` (4 by default) of the worst that are apart, and accepts those that
+    save at least `least_gain` bits (3 by default) on themselves and the `window` tokens (16 by default) after
+    them. It ends when no span pays or `budget` tokens have been computed. `prompt` is what comes before the
+    text and is not edited: a text, token ids or a conversation.
 
     With the proposer "diffusion" single tokens are replaced by others that the masked model expects in their
     place given both sides: `candidates` of them are measured for each token that it does not expect, with the
     `window` tokens after it (4 by default), and accepted if there are at least `least_gain` bits of evidence
     for it (4 by default; see `edit.mistakes`), up to `spans` of them in a round (by default all). Nothing is
-    drawn, so `tokens` and `sampling` do not matter, except that `allowed_token_ids` holds.
+    drawn, so `tokens` and all options but `allowed_token_ids` and `seed` are refused.
 
     With `check`, a function that says of a text whether it passes (True or False, a score up to 1, or an
     object with `passed` and `score`), the end of the text is drawn anew from random places,
     `candidates` at a time, and what scores no worse is the text from which the next ones are drawn, until one
     passes. If none does, the result is the first text with the highest score: without a better one, the text
-    as it was.
+    as it was. `tokens`, `window`, `least_gain` and `spans` have nothing to do then, and are refused.
     """
+    kind = REPAIR_CHECK if check is not None else REPAIR_MASKS if proposer == "diffusion" else REPAIR
+    _check_arguments(kind, tokens=tokens, window=window, least_gain=least_gain, spans=spans)
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
-    check_count("tokens", tokens, 1, MOST_TOKENS)
+    tokens = check_count("tokens", _LENGTH if tokens is None else tokens, 1, MOST_TOKENS)
     by_masks = proposer == "diffusion"
     window = check_count("window", (WINDOW if by_masks else 16) if window is None else window, 0, 1 << 20)
     spans = (None if by_masks else 4) if spans is None else check_count("spans", spans, 1, 64)
@@ -104,12 +109,12 @@ def repair(
     if check is not None and not callable(check):
         raise GlassloopError.about("check", f"is {shown(check)}; a function of a text is expected")
     if sampling is not None:
-        check_left_to_right(sampling)
-        if sampling.n > 1:
-            raise SamplingError.about("n", "is above 1; candidates= says how many replacements are drawn")
+        kind.check(sampling, DRAWN)
     check_proposer(llm, proposer)
     if check is not None and proposer != "left":
         raise GlassloopError.about("proposer", "is given with check, which draws the end of the text anew")
+    if isinstance(text, Run):
+        (check_run if check is None else check_continuable)(llm, text)
     options = _Options(budget, candidates, tokens, window, least, spans, proposer)
     seed = None if sampling is None else sampling.seed
     work = Work(llm, draw_seed() if seed is None else seed, deadline)
@@ -119,8 +124,8 @@ def repair(
         sampling = sampling or DRAWN
         current, proposals = _unchecked(work, draft, sampling, options)
     else:
-        draft = text if isinstance(text, Run) and text.token_ids == ids else work.text(prompt_ids, ids)
-        sampling = replace(_checked_sampling(draft, text, sampling), seed=work.dice.seed)
+        sampling = replace(_checked_sampling(text, len(ids), sampling), seed=work.dice.seed)
+        draft = work.text(prompt_ids, ids, text if isinstance(text, Run) else None)
         current, proposals = _by_check(work, draft, head, check, sampling, options)
     given = {**_plain(options), "ids": ids, "head": head, "checked": check is not None}
     given["sampling"] = sampling.to_dict()
@@ -129,6 +134,19 @@ def repair(
     return Edit.of(
         work, "repair", prompt_ids, draft, current, proposals, given, span, before=before, text=after
     )
+
+
+_UNUSED = {  # arguments that a kind of repair has no use for
+    REPAIR: (),
+    REPAIR_MASKS: ("tokens",),
+    REPAIR_CHECK: ("tokens", "window", "least_gain", "spans"),
+}
+
+
+def _check_arguments(kind: TaskKind, **given: object) -> None:
+    for name in _UNUSED[kind]:
+        if given[name] is not None:
+            raise GlassloopError.about(name, f"is {shown(given[name])}; {kind.name} does not take it")
 
 
 def _unchecked(work: Work, draft: Run, sampling: Sampling, options: _Options) -> tuple[Run, list[Proposal]]:
@@ -239,13 +257,15 @@ def _by_check(
     current, proposals, step = draft, list[Proposal](), 0
     kept, level = draft, list[Proposal]()  # the first text with this score, and what was accepted since
     built = work.llm.compile(sampling)
+    # A draw adds at least one token to those that it keeps.
+    most = min(sampling.max_tokens, work.llm.config.context - len(draft.prompt_ids)) - 1
     while not passed and work.tokens < budget:
         cuts = borders(work, current)
         forks = []
         for number in range(options.candidates):
-            at = work.dice.below(1 + len(current.tokens), step, number)
+            at = work.dice.below(1 + min(len(current.tokens), most), step, number)
             at, _ = whole_characters(cuts, at, at)
-            forks.append((at, fork(work.llm, current, at, work.dice.salt(step, number), built)))
+            forks.append((at, redraw(work.llm, current, at, work.dice.salt(step, number), built)))
         work.complete([request for _, request in forks])
         made = []
         for number, (at, request) in enumerate(forks):
@@ -282,13 +302,14 @@ def verdict(check: Check, text: str) -> tuple[bool, float]:
     return bool(getattr(found, "passed", score >= 1)), float(score)
 
 
-def _checked_sampling(draft: Run, text: str | Run, sampling: Sampling | None) -> Sampling:
-    """Returns the options with which the end of a text is drawn anew: by default those of its run."""
+def _checked_sampling(text: str | Run, tokens: int, sampling: Sampling | None) -> Sampling:
+    """Returns the options with which the end of a text of so many tokens is drawn anew: by default those of
+    its run."""
     if sampling is None and isinstance(text, Run):
         return replace(text.sampling, n=1, prompt_logprobs=0, beam_width=1, revise=0)
     if sampling is None:
-        return replace(DRAWN, max_tokens=len(draft.tokens) + _LONGER)
-    return replace(sampling, revise=0)
+        return replace(DRAWN, max_tokens=tokens + _LONGER)
+    return sampling
 
 
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────

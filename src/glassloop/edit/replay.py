@@ -6,6 +6,16 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import (
+    INFILL,
+    INFILL_MASKS,
+    REPAIR,
+    REPAIR_CHECK,
+    REPAIR_MASKS,
+    REWRITE,
+    SHARPEN,
+    TaskKind,
+)
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit, Replay, compare
@@ -32,10 +42,20 @@ def replay(edit: Edit, llm: LLM, check: Any = None, deadline: Deadline | None = 
     return compare(edit, made)
 
 
+def _kind_of(edit: Edit) -> TaskKind:
+    by_masks = edit.given.get("proposer") == "diffusion"
+    if edit.kind == "infill":
+        return INFILL_MASKS if by_masks else INFILL
+    if edit.kind == "repair":
+        return REPAIR_CHECK if edit.given.get("checked") else REPAIR_MASKS if by_masks else REPAIR
+    return SHARPEN if edit.kind == "sharpen" else REWRITE
+
+
 def _again(edit: Edit, llm: LLM, check: Any, deadline: Deadline | None) -> Edit:
     given = dict(edit.given)
     prompt_ids = given.pop("prompt_ids")
     sampling = changed(Sampling.from_dict(given.pop("sampling")), seed=edit.seed)
+    sampling = _kind_of(edit).acting(sampling)
     if edit.kind == "sharpen":
         return sharpen(llm, prompt_ids, sampling=sampling, deadline=deadline, **given)
     if edit.kind == "infill":

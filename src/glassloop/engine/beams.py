@@ -15,7 +15,7 @@ from typing import NamedTuple
 from glassloop.decode.candidates import Candidates
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import Race
-from glassloop.decode.stop import Ending, Stopper
+from glassloop.decode.stop import PAUSED, Ending, Stopper
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.task import Row
@@ -52,6 +52,19 @@ class _Live(NamedTuple):
     stopper: Stopper
     trail: _Trail | None
     logprob: float
+
+
+class _Grown(NamedTuple):
+    """A beam with one more token, before it has a branch and a node in the record."""
+
+    parent: _Live
+    decoder: Decoder
+    text: BranchText
+    stopper: Stopper
+    token: Token
+    logprob: float
+    ending: Ending | None  # None: it goes on
+    counts: bool  # whether it is kept if it has ended: a beam that a full set of others beats is not
 
 
 class _Ended(NamedTuple):
@@ -97,10 +110,14 @@ class Beams:
         self._sampling = run.sampling
         self._width = run.sampling.beam_width
         stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
-        branch = Branch(list(run.prompt_ids), len(run.prompt_ids), request.adapter)
+        scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(run.prompt_ids)
+        for other in request.runs[1:]:
+            other.prompt_tokens = run.prompt_tokens  # they share the records of the prompt
+        branch = Branch(list(run.prompt_ids), scored, request.adapter)
         self._beams = [_Live(branch, decoder, BranchText(request.compiled), stopper, None, 0.0)]
         self._ended: list[_Ended] = []  # best first, at most as many as the search is wide
-        self._first: float | None = None
+        self._first: float | None = None  # when the first tokens were taken
+        self.ended = False
 
     @property
     def branches(self) -> Sequence[Branch]:
@@ -119,25 +136,49 @@ class Beams:
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, rows: Sequence[Row]) -> None:
+        """Takes a row for each beam; before the search, the rows of the prompt whose tokens are scored."""
+        branch = self._beams[0].branch
+        known = len(branch.tokens) - branch.recorded  # above 0 only before the search
+        for row in rows[:known]:
+            self._score_prompt(branch, row.logits)
+        if len(rows) > known:
+            self._step(rows[known:])
+
+    def _score_prompt(self, branch: Branch, logits: Float32) -> None:
+        """Records a token of the prompt."""
+        token, (beam,) = branch.tokens[branch.recorded], self._beams
+        chosen = beam.decoder.record_prompt(logits, token, self._sampling.prompt_logprobs)
+        data = self._tokenizer.token_bytes(token)
+        made = Token(chosen, "", data, self._pieces, "forced", self.request.seconds)
+        self.request.runs[0].prompt_tokens.append(made)
+        branch.recorded += 1
+
+    def _step(self, rows: Sequence[Row]) -> None:
         """Replaces the beams by the best continuations of all of them. There is a row for each beam."""
         self._first = self._first or perf_counter()
+        seconds = self.request.seconds  # one time for all beams: a time limit ends all or none
         seen = [beam.decoder.run_stages(row.logits) for beam, row in zip(self._beams, rows, strict=True)]
         proposals = [each for index, (_, left) in enumerate(seen) for each in self._proposals(index, left)]
         proposals.sort(key=lambda each: -each.logprob)  # equal ones stay in the order of beams and ids
-        live: list[_Live] = []
+        grown: list[_Grown] = []
+        live = 0
         for place, proposal in enumerate(proposals[: 2 * self._width]):
-            if len(live) == self._width:
+            if live == self._width:
                 break
-            beam, ending = self._grow(proposal, rows[proposal.beam].logits, *seen[proposal.beam])
-            if ending is None:
-                live.append(beam)
-                continue
-            if place < self._width:  # a beam that a full set of others beats does not count
-                self._keep(beam, ending)
-            beam.branch.leave(self._tree)
-        self._replace(live)
-        if not live or self._is_over():
+            counts, logits = place < self._width, rows[proposal.beam].logits
+            grown.append(self._grow(proposal, counts, seconds, logits, *seen[proposal.beam]))
+            live += grown[-1].ending is None
+        self._replace(grown)  # nothing was changed so far: a stage or a grammar may have raised
+        if not self._beams or self._is_over():
             self.finish(None)
+        elif self.request.pause is not None and self._length >= self.request.pause.tokens:
+            self.finish(PAUSED)
+
+    @property
+    def _length(self) -> int:
+        """The number of steps so far, which is the number of tokens of each live beam."""
+        trail = self._beams[0].trail
+        return 0 if trail is None else trail.length
 
     def _proposals(self, index: int, left: Candidates) -> Iterator[_Proposal]:
         """Yields the likeliest tokens of one beam."""
@@ -148,96 +189,118 @@ class Beams:
             yield _Proposal(so_far + logit, index, token, place, logit)
 
     def _grow(
-        self, proposal: _Proposal, logits: Float32, summary: RowSummary, left: Candidates
-    ) -> tuple[_Live, Ending | None]:
-        """Returns a beam with one more token, and its ending if that was the last one."""
+        self,
+        proposal: _Proposal,
+        counts: bool,
+        seconds: float,
+        logits: Float32,
+        summary: RowSummary,
+        left: Candidates,
+    ) -> _Grown:
+        """Returns a beam with one more token. It holds no pages yet, so that an error loses none."""
         parent = self._beams[proposal.beam]
         choice = Race(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
         chosen = parent.decoder.record_choice(logits, summary, left, choice)
         data = self._tokenizer.token_bytes(proposal.id)
         ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None
-        branch, decoder = parent.branch.fork(self._tree), parent.decoder.fork()
-        text, stopper = parent.text.fork(), copy(parent.stopper)
+        decoder, text, stopper = parent.decoder.fork(), parent.text.fork(), parent.stopper.fork()
         seen = ""
         if ending is None or self._sampling.include_stop:
             decoder.commit(proposal.id)
-            branch.tokens.append(proposal.id)
-            branch.recorded += 1
             seen = text.feed(data)
-            ending = ending or text.ending or stopper.after(decoder.history, self.request.seconds)
-        token = Token(chosen, seen, data, self._pieces, "beam", self.request.seconds)
-        before = parent.trail
-        number = len(self._record)
-        above = None if before is None else before.number
-        self._record.append(Beam(number, above, proposal.id, proposal.logprob, "live"))
-        trail = _Trail(token, before, 1 + (before.length if before else 0), number)
-        return _Live(branch, decoder, text, stopper, trail, proposal.logprob), ending
+            ending = ending or text.ending or stopper.after(decoder.history, seconds)
+        token = Token(chosen, seen, data, self._pieces, "beam", seconds)
+        return _Grown(parent, decoder, text, stopper, token, proposal.logprob, ending, counts)
 
-    def _keep(self, beam: _Live, ending: Ending) -> None:
-        """Adds a beam that has ended to the best of those."""
-        assert beam.trail is not None
-        tokens, number = beam.trail.tokens(), beam.trail.number
-        end = tokens.pop() if beam.decoder.history.generated_length < len(tokens) else None
-        self._ended.append(_Ended(self._score(beam), tokens, beam.text.flush(), ending, end, number))
-        self._ended.sort(key=lambda each: -each.score)
-        del self._ended[self._width :]
-        self._record[number].fate = "finished"
-
-    def _score(self, beam: _Live) -> float:
-        assert beam.trail is not None
-        return float(beam.logprob / beam.trail.length**self._sampling.length_penalty)
-
-    def _replace(self, live: list[_Live]) -> None:
-        """Makes these the beams. The previous ones that none of them continues are recorded as pruned."""
-        parents = {beam.trail.before.number for beam in live if beam.trail and beam.trail.before}
+    def _replace(self, grown: Sequence[_Grown]) -> None:
+        """Records beams with one more token and makes those that go on the beams. The previous ones that none
+        of them continues are recorded as pruned."""
+        live: list[_Live] = []
+        parents = set[int]()
+        for each in grown:
+            before, number = each.parent.trail, len(self._record)
+            above = None if before is None else before.number
+            self._record.append(Beam(number, above, each.token.id, each.logprob, "live"))
+            trail = _Trail(each.token, before, 1 + (before.length if before else 0), number)
+            if each.ending is None:
+                branch = each.parent.branch.fork(self._tree)
+                branch.tokens.append(each.token.id)
+                branch.recorded += 1
+                live.append(_Live(branch, each.decoder, each.text, each.stopper, trail, each.logprob))
+                parents.update(() if above is None else (above,))
+            elif each.counts:
+                self._keep(trail, each.decoder, each.text, each.logprob, each.ending)
         for beam in self._beams:
             beam.branch.leave(self._tree)
             if beam.trail is not None and beam.trail.number not in parents:
                 self._record[beam.trail.number].fate = "pruned"
         self._beams = live
 
+    def _keep(
+        self, trail: _Trail, decoder: Decoder, text: BranchText, logprob: float, ending: Ending
+    ) -> None:
+        """Adds a beam that has ended to the best of those."""
+        tokens, number = trail.tokens(), trail.number
+        end = tokens.pop() if decoder.history.generated_length < len(tokens) else None
+        score = self._score(logprob, trail)
+        self._ended.append(_Ended(score, tokens, text.flush(), ending, end, number))
+        self._ended.sort(key=lambda each: -each.score)
+        del self._ended[self._width :]
+        self._record[number].fate = "finished"
+
+    def _score(self, logprob: float, trail: _Trail | None) -> float:
+        assert trail is not None
+        return float(logprob / trail.length**self._sampling.length_penalty)
+
     def _is_over(self) -> bool:
         if len(self._ended) < self._width:
             return False
         if self._sampling.early_stopping:
             return True
-        return max(self._score(beam) for beam in self._beams) <= self._ended[-1].score
+        return max(self._score(beam.logprob, beam.trail) for beam in self._beams) <= self._ended[-1].score
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def ended(self) -> bool:
-        return self.request.ended
-
     def finish(self, ending: Ending | None) -> None:
-        """Makes the best beams the request's runs: those that ended, then, if `ending` cuts the search short,
-        those that were still live."""
-        request, now = self.request, perf_counter()
+        """Makes the best beams the request's runs: those that ended and, if `ending` cuts the search short,
+        those that were still live. All runs are complete before the listener is told of any."""
+        if self.ended:
+            return
+        request, failed = self.request, ending is not None and ending.reason == "error"
         if ending is not None:
             for beam in self._beams:
                 if beam.trail is not None:
-                    self._keep(beam, ending)
-        found = self._ended[: len(request.runs)]
-        if found:  # a grammar may allow fewer texts than were asked for
-            request.drop_runs(len(found))
-        for run, best in zip(request.runs, found, strict=False):
-            run.tokens, run.tail, run.end = best.tokens, best.tail, best.end
-            run.finish_reason, run.stop_reason = best.ending.reason, best.ending.detail
+                    self._keep(beam.trail, beam.decoder, beam.text, beam.logprob, ending)
+        for run, best in zip(request.runs, self._ended, strict=False):
+            run.tokens = [_of_sample(token, run.sample) for token in best.tokens]
+            run.end = None if best.end is None else _of_sample(best.end, run.sample)
+            run.tail = best.tail
             self._record[best.number].fate = "chosen"
-        for run in request.runs:
+        first, now = self._first or perf_counter(), perf_counter()
+        for place, run in enumerate(request.runs):
             run.beams = self._record
-            if run.finish_reason is None:
-                assert ending is not None
-                run.finish_reason, run.stop_reason = ending.reason, ending.detail
-            first = self._first or now
             run.timings.prefill = first - (request.started or first)
             run.timings.decode = now - first
+            own = self._ended[place].ending if place < len(self._ended) and not failed else ending
+            if own is not None:
+                run.finish_reason, run.stop_reason = own
+        self.ended = True
+        if ending is None:  # the search is complete, and a grammar may allow fewer texts than were asked for
+            request.drop_runs(len(self._ended))
+        for run in request.runs:
             for token in run.tokens:
-                token.sample = run.sample
                 request.tell(run, token)
             request.tell(run, None)
 
     def fail(self, error: Exception) -> None:
-        for run in self.request.runs:
-            run.error = error
+        if not self.ended:
+            for run in self.request.runs:
+                run.error = error
         self.finish(Ending("error", described(error)))
+
+
+def _of_sample(token: Token, sample: int) -> Token:
+    """Returns a copy of a token, which beams share, for one of the results."""
+    made = copy(token)
+    made.sample = sample
+    return made

@@ -14,7 +14,7 @@ import numpy as np
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import branch_key
 from glassloop.engine.branch import Branch
-from glassloop.engine.drafts import Lookup, RecentRuns, StepCost, guess_room, tracked
+from glassloop.engine.drafts import Lookup, RunsByOwner, StepCost, guess_room, tracked
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import Batch, Int32, Span
@@ -52,7 +52,9 @@ class Chances:
 class ChainDrafts:
     """The drafter of an engine, shared by all of its runs."""
 
-    def __init__(self, chain: DraftChain, tree: KVTree, step_cost: StepCost, recent_runs: RecentRuns) -> None:
+    def __init__(
+        self, chain: DraftChain, tree: KVTree, step_cost: StepCost, recent_runs: RunsByOwner
+    ) -> None:
         self.states: Float32 = np.empty((0, 0), np.float32)  # of the wanted rows of the last forward pass
         self.asked: list[ChainGuesser] = []  # those whose run has got a token
         self.step_cost = step_cost
@@ -64,8 +66,8 @@ class ChainDrafts:
         self._chain = chain
         self._tree = tree
 
-    def guesser(self, run: Run, decoder: Decoder) -> ChainGuesser:
-        return ChainGuesser(self, run, decoder)
+    def guesser(self, run: Run, decoder: Decoder, owner: str) -> ChainGuesser:
+        return ChainGuesser(self, run, decoder, owner)
 
     def make_drafts(self) -> None:
         """Draws the chains of the runs that got a token in this step, where that pays."""
@@ -101,7 +103,7 @@ class ChainDrafts:
 class ChainGuesser:
     """Guesses for one run: by the n-gram lookup where that is surer, else by a chain."""
 
-    def __init__(self, drafts: ChainDrafts, run: Run, decoder: Decoder) -> None:
+    def __init__(self, drafts: ChainDrafts, run: Run, decoder: Decoder, owner: str) -> None:
         self.run = run
         self.name: Drafter = "model"
         self.length = 0  # of the text that the drafts follow
@@ -111,7 +113,7 @@ class ChainGuesser:
         self._drafts = drafts
         self._decoder = decoder
         self._branch: Branch | None = None
-        self._lookup = Lookup(drafts.step_cost, drafts.recent_runs)
+        self._lookup = Lookup(drafts.step_cost, drafts.recent_runs.of(owner))
         self._found: list[int] = []  # by the lookup, if that is surer
         self._shared = drafts.chances[run.sampling.greedy]
         self._chances = Chances(self._shared, speed=0.05)
@@ -123,6 +125,10 @@ class ChainGuesser:
         self._pays = False
         self._keep: list[float] = []
         self._following: list[float] = []
+
+    @property
+    def is_own(self) -> bool:
+        return not self._found or self._lookup.is_own
 
     @property
     def tokens(self) -> Sequence[int]:

@@ -32,16 +32,24 @@ def _check_pass(branch: MaskedBranch, transformer: Transformer) -> None:
     """Raises unless the first pass of a masked task fits into a step beside others, and its rows are the
     model's."""
     config = transformer.config
-    # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
-    most = transformer.ops.step_rows // 2 if config.mask_token is None else config.context
-    if not 0 < len(branch.next.rows) <= most:
-        raise GlassloopError(
-            f"a pass has {len(branch.next.rows)} rows; 1 to {most} are expected, since they are computed"
-            " in one step"
-        )
+    check_rows(branch, transformer)
     for row in [*branch.kept, *branch.next.rows]:
         if not 0 <= row.id < config.vocab_size or not 0 <= row.position < config.context:
             raise GlassloopError(
                 f"a row has the token {row.id} at the position {row.position}; a token below"
                 f" {config.vocab_size} at a position below {config.context} is expected"
             )
+
+
+def check_rows(branch: MaskedBranch, transformer: Transformer, field: str | None = None) -> None:
+    """Raises unless the next pass of a branch fits into a step beside others. `field` is the option that has
+    the number of its rows."""
+    config, rows = transformer.config, len(branch.next.rows)
+    # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
+    most = transformer.ops.step_rows // 2 if config.mask_token is None else config.context
+    if 0 < rows <= most:
+        return
+    expected = f"1 to {most} are expected, since they are computed in one step"
+    if field is None:
+        raise GlassloopError(f"a pass has {rows} rows; {expected}")
+    raise GlassloopError.about(field, f"makes a pass of {rows} rows; {expected}")

@@ -118,6 +118,7 @@ class Drafting(Protocol):
     """What makes drafts for all runs of an engine, after a step: a draft model, or masks."""
 
     transformer: Transformer
+    tree: KVTree
     seconds: float
     asked: list[ModelGuesser]
 
@@ -130,6 +131,7 @@ class ModelGuesser:
     """Guesses what the draft model would have chosen next in one run."""
 
     name: Drafter = "model"
+    is_own = True
 
     def __init__(self, model: Drafting, run: Run, decoder: Decoder, step_cost: StepCost) -> None:
         self.run = run

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from glassloop.engine.branch import Branch
 from glassloop.trace.run import Run
@@ -21,7 +22,9 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # of a guess
 _GRAM = 3  # tokens that must agree before a guess is made
 _PLACES = 4  # how many of an n-gram's places are compared, the latest ones
 _LONGEST = 16  # tokens of agreement that count
-_KEPT = 1 << 15  # tokens of earlier runs that are kept, at least
+_KEPT = 1 << 15  # tokens of earlier runs of one owner that are kept, at least
+_KEPT_IN_ALL = 1 << 18  # tokens of earlier runs of all owners
+_OWNERS = 64  # whose runs are kept, those that came last
 _OF_A_RUN = 1024  # tokens of one earlier run that are kept, its last ones
 _AT_ONCE = 512  # tokens of a long text that are indexed in one step: all streams wait meanwhile
 _BORDER = -1  # between two runs
@@ -32,6 +35,11 @@ class Guesser(Protocol):
     """Makes the guesses for one run."""
 
     name: Drafter
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the last guess follows from the run alone: its text, or a model that was given it. Only
+        such a guess may be recorded; one from another run would tell what was written there."""
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         """Returns at most `room` tokens that may come after these."""
@@ -162,6 +170,22 @@ class NgramIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         self._tokens.extend(array("i", tokens))
 
+    def erase(self, first: int, count: int) -> None:
+        """Removes tokens; borders stand in their places. Takes time in proportion to their number."""
+        known, latest, before = self._tokens, self._latest, self._before
+        start = max(first - _GRAM, 0)
+        erased = known[start : first + count]
+        known[first : first + count] = array("i", [_BORDER]) * count
+        for place in range(max(first + 1, _GRAM), min(first + count, len(before))):
+            gram = ngram_of(erased[: place - start])
+            latest_place = latest.get(gram, -1)
+            while latest_place >= 0 and known[latest_place - 1] == _BORDER:
+                latest_place = before[latest_place]
+            if latest_place >= 0:
+                latest[gram] = latest_place
+            else:
+                latest.pop(gram, None)
+
     def _index(self) -> None:
         """Indexes the tokens that were added since the last call."""
         known, latest, before = self._tokens, self._latest, self._before
@@ -190,12 +214,17 @@ class NgramIndex:
         for _ in range(_PLACES):
             if place < 0:
                 break
+            if known[place - 1] == _BORDER:  # it was erased
+                place = self._before[place]
+                continue
             agreed, most = _GRAM, min(_LONGEST, place, len(tokens))
             while agreed < most and known[place - agreed - 1] == tokens[-agreed - 1]:
                 agreed += 1
             if agreed > best:
                 best, found = agreed, place
             place = self._before[place]
+        if found < 0:
+            return 0, []
         following = known[found : found + _LENGTHS[-1]].tolist()
         return best, following[: following.index(_BORDER)] if _BORDER in following else following
 
@@ -205,26 +234,79 @@ def ngram_of(tokens: Sequence[int]) -> int:
     return tokens[-3] << 42 | tokens[-2] << 21 | tokens[-1]
 
 
+class _Piece(NamedTuple):
+    """Where the tokens of a run are."""
+
+    among: NgramIndex
+    first: int
+    length: int
+
+
 class RecentRuns:
-    """The tokens of the latest runs, indexed."""
+    """The tokens of the latest runs of one owner, indexed."""
 
     def __init__(self) -> None:
         self._older, self._newer = NgramIndex(), NgramIndex()
+        self._pieces: dict[str, list[_Piece]] = {}  # by the id of the run; one for each time it was added
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def __len__(self) -> int:
+        return len(self._older) + len(self._newer)
+
+    def add(self, tokens: Sequence[int], run: str = "") -> None:
+        """Adds the last tokens of a run, which has this id."""
         if len(self._newer) > _KEPT:
             self._older, self._newer = self._newer, NgramIndex()
-        self._newer.extend([*tokens[-_OF_A_RUN:], _BORDER])
+            kept = {
+                id: [piece for piece in pieces if piece.among is self._older]
+                for id, pieces in self._pieces.items()
+            }
+            self._pieces = {id: pieces for id, pieces in kept.items() if pieces}
+        added = tokens[-_OF_A_RUN:]
+        self._pieces.setdefault(run, []).append(_Piece(self._newer, len(self._newer), len(added)))
+        self._newer.extend([*added, _BORDER])
+
+    def forget(self, run: str) -> None:
+        """Removes the tokens of a run, in time in proportion to their number."""
+        for piece in self._pieces.pop(run, ()):
+            piece.among.erase(piece.first, piece.length)
 
     def longest(self, tokens: Sequence[int], gram: int) -> tuple[int, list[int]]:
         newer, older = self._newer.longest(tokens, gram), self._older.longest(tokens, gram)
         return newer if newer[0] >= older[0] else older
 
 
+class RunsByOwner:
+    """The latest runs of each owner, of those owners that came last."""
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[str, RecentRuns] = OrderedDict()
+
+    def of(self, owner: str) -> RecentRuns:
+        found = self._owners.get(owner)
+        if found is None:
+            found = self._owners[owner] = RecentRuns()
+        self._owners.move_to_end(owner)
+        return found
+
+    def add(self, owner: str, tokens: Sequence[int], run: str) -> None:
+        """Adds the last tokens of a run. The runs of the owners that came first go where there are too
+        many."""
+        self.of(owner).add(tokens, run)
+        total = sum(map(len, self._owners.values()))
+        while len(self._owners) > _OWNERS or (total > _KEPT_IN_ALL and len(self._owners) > 1):
+            total -= len(self._owners.popitem(last=False)[1])
+
+    def forget(self, run: str) -> None:
+        for recent in self._owners.values():
+            recent.forget(run)
+
+
 class Lookup:
-    """Guesses that what followed the same tokens earlier, here or in another run, follows again."""
+    """Guesses that what followed the same tokens earlier, here or in another run of the owner, follows
+    again."""
 
     name: Drafter = "lookup"
+    is_own = True
 
     def __init__(self, step_cost: StepCost, recent_runs: RecentRuns) -> None:
         self._step_cost = step_cost
@@ -243,7 +325,8 @@ class Lookup:
             return 0.0, []
         gram = ngram_of(tokens)
         own, other = self._own.longest(tokens, gram), self._recent_runs.longest(tokens, gram)
-        agreed, following = own if own[0] >= other[0] else other
+        self.is_own = own[0] >= other[0]
+        agreed, following = own if self.is_own else other
         self._expected = agreed, following, len(tokens)
         if not following:
             return 0.0, []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import CONTINUE, FORK
 from glassloop.engine.branching import branch, new_luck
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
@@ -33,14 +34,14 @@ def fork_request(
     check_continuable(llm, run)
     check_change(run, at, token, text)
     options, changed = fork_options(run, at, sampling, overrides)
-    if options.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a fork continues one branch, so 1 is expected")
     drawn = run.drawn_with(at)
     check_stages(options, drawn.plugins)
     forced = _forced(llm, token, text)
     name = "at" if text is None else "text"
     llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
-    _check_room(options, at, len(forced))
+    if not forced and at >= options.max_tokens:
+        kept = f"is {options.max_tokens}, and the fork keeps {at} tokens"
+        raise SamplingError.about("max_tokens", f"{kept}; at least {at + 1} is expected")
     built = llm.build(options)
     # Change one thing at a time: a fork that changes something keeps the luck; else the luck is what changes.
     if forced or changed:
@@ -78,20 +79,11 @@ def fork_options(
         raise SamplingError.about("sampling", f"is {shown(options)}; a Sampling is expected")
     if overrides:
         options = options.changed(overrides)
+    FORK.check(options, replace(before, beam_width=1))
     if options.seed is None:
         options = replace(options, seed=before.seed)
     same = {name: getattr(before, name) for name in ("n", "beam_width", "timeout")}  # change no choice
     return options, replace(options, **same) != before
-
-
-def _check_room(options: Sampling, kept: int, forced: int) -> None:
-    """Raises unless `max_tokens` leaves room for the tokens that a fork keeps and continues with."""
-    least = kept + max(1, forced)
-    if options.max_tokens < least:
-        given = f" and continues with {forced}" if forced else ""
-        tokens = "1 token" if kept == 1 else f"{kept} tokens"
-        problem = f"is {options.max_tokens}; the fork keeps {tokens}{given}"
-        raise SamplingError.about("max_tokens", f"{problem}, so at least {least} is expected")
 
 
 def forked_run(llm: RequestMaker, run: Run, at: int, *, is_edit: bool) -> Run:
@@ -112,8 +104,7 @@ def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> R
     """
     check_continuable(llm, run)
     sampling = run.sampling
-    if sampling.beam_width > 1:
-        raise SamplingError.about("beam_width", "is above 1; a beam search cannot be continued")
+    CONTINUE.check_recorded(sampling)
     if not run.cut_short:
         ended = f"{run.id} ended by {run.finish_reason} ({run.stop_reason})"
         raise TraceError.about(

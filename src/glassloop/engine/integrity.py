@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glassloop.engine.tree import GONE, KVTree, Node
+from glassloop.engine.tree import GONE, KVTree, Node, Path
 from glassloop.ops.batch import PAGE, pages_for
 
 
@@ -17,6 +17,7 @@ def check(tree: KVTree) -> None:
         _must(len(path.nodes) == pages_for(path.length), "a path has a node for each of its pages")
         behind = path.table[:, len(path.nodes) :]
         _must(bool((behind == GONE).all()), "a path's table names no page but its nodes'")
+        _must(path.behind <= _first_seen(tree, path), "a path needs all pages that its next row sees")
         for index, node in enumerate(path.nodes):
             refs[node.number] = refs.get(node.number, 0) + 1
             if index >= path.behind:
@@ -44,6 +45,13 @@ def check(tree: KVTree) -> None:
     _must(sorted(pages) == list(range(tree.pages[0].count)), "every page is free or in one node")
     pools = {id(pool): pool.count * pool.page_bytes for pool in tree.pages}
     _must(sum(pools.values()) <= tree.memory, "all pages fit into the memory")
+
+
+def _first_seen(tree: KVTree, path: Path) -> int:
+    """Returns the index of the first page that the widest window of a path's next row reaches. It is computed
+    from the length alone: `path.behind`, which the tree keeps, is what is checked with it."""
+    widest = max((window for window in tree._windows if window is not None), default=path.length + 1)
+    return max(0, path.length - widest + 1) // PAGE
 
 
 def _nodes(tree: KVTree) -> Iterator[Node]:

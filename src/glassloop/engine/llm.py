@@ -5,13 +5,14 @@ Everything here may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from glassloop.decode.defaults import resolve, split_options
+from glassloop.decode.option import hint
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
@@ -129,6 +130,10 @@ class LLM(LocalEngine):
         if _is_one(prompt):
             if isinstance(sampling, Sequence):
                 raise SamplingError("sampling is a list; a single Sampling is expected for a single prompt")
+            if same_luck:
+                raise GlassloopError.about(
+                    "same_luck", "is given for one prompt; a list of prompts is expected"
+                )
             chosen = resolve(sampling, options, self.default_sampling)
             request = self.prepare(prompt, chosen, priority=priority)  # type: ignore[arg-type]
             complete(self.engine, [request], progress=False)
@@ -178,12 +183,27 @@ class LLM(LocalEngine):
             pass
         return _result(request)
 
-    def chat(self, messages: Messages, sampling: Sampling | None = None, **options: Any) -> Run:
+    def chat(
+        self,
+        messages: Messages,
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Run:
         """Generates the next turn of a conversation, which the model's own template turns into a prompt.
-        Keyword arguments that are not fields of `Sampling` are for the template."""
-        options, template = split_options(options)
+        `template` has variables of the template (`{"enable_thinking": False}`), which may also be given as
+        keywords. A name that is neither an option nor a variable of this model's template is an error."""
+        options, others = split_options(options)
+        for name in others:
+            if not self.has_variable(name):
+                known = hint(name, [field.name for field in fields(Sampling)], "options")
+                problem = f"is neither an option nor a variable of the chat template of {self.name}; {known}"
+                raise SamplingError.about(name, problem)
         chosen = resolve(sampling, options, self.default_sampling)
-        request = self.prepare_chat(messages, chosen, **template)
+        values = {**(template or {}), **others}
+        request = self.prepare_chat(messages, chosen, priority=priority, template=values)
         complete(self.engine, [request], progress=False)
         return _result(request)
 
@@ -263,7 +283,7 @@ class LLM(LocalEngine):
         if run.diffusion is not None:
             from glassloop.diffuse.replay import replay_passes
 
-            return replay_passes(self, run, deadline)
+            return replay_passes(self, run, first, strict, deadline)
         from glassloop.engine.replay import replay_run
 
         return replay_run(self, run, first, strict, deadline)

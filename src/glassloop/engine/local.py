@@ -99,6 +99,8 @@ class LocalEngine(Engine):
         loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
         self.engine = EngineThread(loop, most_waiting)
         self._rows = RowCache(self.engine)
+        if self.store is not None:
+            self.store.on_removal(weakref.WeakMethod(self.forget))
         self._one_adapter = Lock()
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
@@ -234,6 +236,14 @@ class LocalEngine(Engine):
     def after_step(self, job: Callable[[], object]) -> None:
         self.engine.after_step(job)
 
+    def forget(self, run: Run) -> None:
+        if self.engine.closed:
+            return
+        texts = computed_texts(run)
+        for text in texts:
+            self._rows.forget(text)
+        self.engine.call(lambda: self.engine.loop.forget(run.id, texts))
+
     def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
         """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token
         comes when it cannot be taken back any more (`Sampling.revise`)."""
@@ -283,6 +293,21 @@ class LocalEngine(Engine):
         self.engine.close()
         if self.store is not None:
             self.store.flush()
+
+
+def computed_texts(run: Run) -> list[list[int]]:
+    """Returns the token ids of all texts that were computed for a run: its own, and those of the beams of its
+    search."""
+    texts, inner = [run.prompt_ids + run.token_ids], {beam.parent for beam in run.beams}
+    known = {beam.number: beam for beam in run.beams}
+    for beam in run.beams:
+        if beam.number not in inner:
+            text, at = list[int](), known.get(beam.number)
+            while at is not None:
+                text.append(at.id)
+                at = None if at.parent is None else known.get(at.parent)
+            texts.append(run.prompt_ids + text[::-1])
+    return texts
 
 
 def check_adapter_name(name: str) -> None:

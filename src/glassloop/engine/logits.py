@@ -105,6 +105,13 @@ class RowCache:
         self._rows: OrderedDict[tuple[int, ...], Float32] = OrderedDict()
         self._lock = Lock()
 
+    def forget(self, text: Sequence[int]) -> None:
+        """Drops the rows after the beginnings of a text."""
+        with self._lock:
+            for key in list(self._rows):
+                if list(key[1:]) == list(text[: len(key) - 1]):
+                    del self._rows[key]
+
     def row(self, ids: Sequence[int], deadline: Deadline | None = None, adapter: int = 0) -> Float32:
         """Returns the logits after these tokens. Not for the engine's thread."""
         key = (adapter, *ids)

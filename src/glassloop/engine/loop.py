@@ -9,7 +9,7 @@ If the op set computes on a device, the loop keeps two steps under way: engine/a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from glassloop.decode.stop import Ending
 from glassloop.engine.adapters import Adapters
 from glassloop.engine.ahead import Ahead
 from glassloop.engine.checks import check_task
-from glassloop.engine.drafts import Guesser, Lookup, RecentRuns, StepCost
+from glassloop.engine.drafts import Guesser, Lookup, RunsByOwner, StepCost
 from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
 from glassloop.engine.sample import Sample
@@ -64,7 +64,7 @@ class Loop:
         self._arrivals = count()
         self._tasks: dict[Asker, list[Task]] = {}  # of each request, until they end
         self._step_cost = StepCost()
-        self._recent_runs = RecentRuns()
+        self._recent_runs = RunsByOwner()
         self._draft_model: Drafting | None = draft
         self.adapters = Adapters(transformer, self.tree)
         self._chain_drafts: ChainDrafts | None = None
@@ -102,6 +102,16 @@ class Loop:
         for tasks in list(self._tasks.values()):
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
+
+    def forget(self, run: str, texts: Iterable[Sequence[int]]) -> None:
+        """Forgets a run with this id, and these texts, the prompt included, that were computed for it: no
+        draft is made from it, and of its keys and values those stay that another text goes on from."""
+        self._recent_runs.forget(run)
+        trees = {self.tree} if self._draft_model is None else {self.tree, self._draft_model.tree}
+        for tree in trees:
+            for adapter in list(tree.roots):
+                for text in texts:
+                    tree.forget_text(text, adapter)
 
     def remove_adapter(self, name: str) -> None:
         """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
@@ -303,9 +313,9 @@ class Loop:
         if run.sampling.revise:
             return self._revising(request, run, order, decoder)
         if request.drafts and self._chain_drafts is not None:
-            guesser = self._chain_drafts.guesser(run, decoder)
+            guesser = self._chain_drafts.guesser(run, decoder, request.owner)
         elif request.drafts and self._draft_model is None:
-            guesser = Lookup(self._step_cost, self._recent_runs)
+            guesser = Lookup(self._step_cost, self._recent_runs.of(request.owner))
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
         tools = (self.tokenizer, self._pieces, guesser, self._recent_runs, self.scheduler.add)

@@ -150,6 +150,10 @@ class Engine(RequestMaker, ABC):
         self.check_computes(function.__name__)
         raise NotImplementedError
 
+    def forget(self, run: Run) -> None:
+        """Forgets a run that was deleted: what the engine keeps of its text, to guess from or not to compute
+        it again, goes as far as no other text continues it. Not for an event loop."""
+
     @abstractmethod
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any

@@ -19,6 +19,8 @@ from glassloop.decode.explain import Explanation, explain
 from glassloop.decode.luck import Race, fork_salt
 from glassloop.decode.plugins import check_stages, plugin_notes
 from glassloop.decode.sentence import BeamRank
+from glassloop.decode.stop import Pause
+from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import logits_after
@@ -71,6 +73,7 @@ def explain_token(
     what_if = bool(overrides) or luck == "new"
     if what_if:
         sampling = sampling.changed({"n": 1, "beam_width": 1, **overrides})
+        WHAT_IF.check(sampling, past.sampling)
         if overrides.get("seed") is not None and sampling.seed is not None:
             seed = sampling.seed
     _check_place(run, at, of)
@@ -142,18 +145,22 @@ def _beam_rank(run: Run, at: int) -> BeamRank | None:
     """Returns how the beam with this token did, or None where the record of the run has no such search."""
     nodes = {(beam.parent, beam.id): beam for beam in run.beams}
     node = None
-    for token in _records(run)[: at + 1]:
+    for token in records_of(run)[: at + 1]:
         node = nodes.get((None if node is None else node.number, token.id))
         if node is None:
             return None
-    lengths: dict[int | None, int] = {None: 0}
-    rivals = []
-    for beam in run.beams:
-        lengths[beam.number] = lengths.get(beam.parent, 0) + 1
-        if lengths[beam.number] == at + 1:
-            rivals.append(beam.logprob)
+    lengths = _lengths(run)
+    rivals = [beam.logprob for beam in run.beams if lengths[beam.number] == at + 1]
     assert node is not None
     return BeamRank(1 + sum(each > node.logprob for each in rivals), len(rivals), 1 + run.sample)
+
+
+def _lengths(run: Run) -> dict[int | None, int]:
+    """Returns how many tokens there are up to each node of a search."""
+    lengths: dict[int | None, int] = {None: 0}
+    for beam in run.beams:
+        lengths[beam.number] = lengths.get(beam.parent, 0) + 1
+    return lengths
 
 
 def replay_run(
@@ -167,13 +174,26 @@ def replay_run(
         check_run(llm, run)
     else:
         check_ids(llm, run)
-    records = _records(run)
-    if not 0 <= first <= len(records):
-        raise TraceError(f"first is {first}; a token from 0 to {len(records)} is expected")
-    if run.sampling.beam_width > 1:
+    records = records_of(run, first)
+    if run.sampling.beam_width > 1 and run.beams:
         made: Iterator[Chosen] = iter(_searched(llm, run, deadline)[first:])
     else:
         made = _chosen(llm, run, records, first, deadline)
+    return compare(llm, records, made, first, notes)
+
+
+def records_of(run: Run, first: int = 0) -> list[Token]:
+    """Returns the tokens of a run with the one that ended it. Raises unless `first` is a place among them."""
+    records = run.tokens if run.end is None else [*run.tokens, run.end]
+    if not 0 <= first <= len(records):
+        raise TraceError(f"first is {first}; a token from 0 to {len(records)} is expected")
+    return records
+
+
+def compare(
+    llm: RequestMaker, records: list[Token], made: Iterator[Chosen], first: int, notes: tuple[str, ...]
+) -> Verdict:
+    """Compares records from the place `first` on with what was chosen there once more."""
     changed: Difference | None = None  # the first token that was not chosen again
     moved: Difference | None = None  # the first whose numbers are not the same
     same, largest, compared = 0, 0.0, 0
@@ -199,16 +219,14 @@ def check_run(llm: RequestMaker, run: Run) -> None:
     run.check_computable()
     if _is_of_another(llm, run):
         made = f"another model: {run.model}" if run.identity else f"a model that is not known: {run.model}"
-        raise TraceError(
-            f"run {run.id} was made by {made} ({_short(run.identity)}), and this is {llm.name}"
-            f" ({_short(llm.model_hash)})"
-        )
+        problem = f"{run.id} was made by {made} ({_short(run.identity)}), and this is {llm.name}"
+        raise TraceError.about("run", f"{problem} ({_short(llm.model_hash)})")
     for name, hash in run.adapters.items():
         loaded = llm.adapters.get(name)
         if loaded != hash:
             has = "has no adapter of this name" if loaded is None else f"has {name} ({_short(loaded)})"
             made = f"made with the adapter {printable(name)} ({_short(hash)})"
-            raise TraceError(f"run {run.id} was {made}, and {llm.name} {has}")
+            raise TraceError.about("run", f"{run.id} was {made}, and {llm.name} {has}")
     check_ids(llm, run)
 
 
@@ -216,15 +234,17 @@ def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
     if run.diffusion is not None:
-        raise TraceError(
-            f"run {run.id} was written by filling masks; it can be explained and replayed, but not continued"
-            " or forked: its text as a prompt can"
+        raise TraceError.about(
+            "run",
+            f"{run.id} was written by filling masks; it can be explained and replayed, but not continued or"
+            " forked: its text as a prompt can",
         )
     check_run(llm, run)
     if run.ops and run.ops != llm.op_set:
-        raise TraceError(
-            f"run {run.id} was made with the op set {printable(run.ops)}, and this is {llm.op_set};"
-            " it can be explained and replayed here, but not continued or forked"
+        raise TraceError.about(
+            "run",
+            f"{run.id} was made with the op set {printable(run.ops)}, and this is {llm.op_set};"
+            " it can be explained and replayed here, but not continued or forked",
         )
 
 
@@ -240,20 +260,24 @@ def _short(hash: str) -> str:
 def check_ids(llm: RequestMaker, run: Run) -> None:
     """Raises unless every token of the run is one of the model's and all of them fit into its context."""
     context, size = llm.config.context, llm.config.vocab_size
-    records = _records(run)
+    records = records_of(run)
     if not run.prompt_ids:
-        raise TraceError(f"run {run.id} has no prompt; at least one token is expected")
+        raise TraceError.about("run", f"{run.id} has no prompt; at least one token is expected")
     if len(run.prompt_ids) + len(run.tokens) > context:
         length = len(run.prompt_ids) + len(run.tokens)
-        raise TraceError(f"run {run.id} has {length} tokens; {llm.name} has room for {context}")
+        raise TraceError.about("run", f"{run.id} has {length} tokens; {llm.name} has room for {context}")
     if run.context > context:
-        raise TraceError(f"run {run.id} has a context of {run.context} tokens; {llm.name} has {context}")
+        raise TraceError.about(
+            "run", f"{run.id} has a context of {run.context} tokens; {llm.name} has {context}"
+        )
     refused = [token.refused.id for token in records if token.refused is not None]
     passed = [each.id for record in run.passes for each in record.unfilled]
     passed += [each.id for record in run.passes for each in record.filled]
-    for id in (*run.prompt_ids, *[token.id for token in records], *refused, *passed):
+    for id in (*run.prompt_ids, *[token.id for token in records], *run.pending, *refused, *passed):
         if not 0 <= id < size:
-            raise TraceError(f"run {run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}")
+            raise TraceError.about(
+                "run", f"{run.id} has the token id {id}; {llm.name} has ids from 0 to {size - 1}"
+            )
 
 
 def replay_notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
@@ -268,10 +292,6 @@ def replay_notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
     for past in (*run.past, run.drawn_with(len(run.tokens))):
         notes += [note for note in plugin_notes(past.plugins) if note not in notes]
     return tuple(notes)
-
-
-def _records(run: Run) -> list[Token]:
-    return run.tokens if run.end is None else [*run.tokens, run.end]
 
 
 def _chosen(
@@ -340,13 +360,18 @@ def _decoder(llm: LLM, run: Run, past: Past, made: list[int]) -> Decoder:
 
 
 def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
-    """Returns the tokens of the same result of a new beam search, which is no sequence of single choices."""
+    """Returns the tokens of the same result of a new beam search, which is no sequence of single choices.
+
+    It makes as many steps as the record has: a search that was cut short has the beginning of all steps.
+    """
     check_stages(run.sampling, run.plugins)
-    sampling = replace(run.sampling, seed=run.seed, timeout=None)
-    found = _generated(llm, llm.prepare(run.prompt_ids, sampling), deadline)
+    sampling = replace(run.sampling, seed=run.seed, timeout=None, prompt_logprobs=0)
+    request = llm.prepare(run.prompt_ids, sampling)
+    request.pause = Pause(max(_lengths(run).values()))
+    found = _generated(llm, request, deadline)
     if run.sample >= len(found):
         return []
-    return [token.chosen for token in _records(found[run.sample])]
+    return [token.chosen for token in records_of(found[run.sample])]
 
 
 def _generated(llm: LLM, request: Request, deadline: Deadline | None) -> list[Run]:

@@ -14,6 +14,7 @@ import numpy as np
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import kind_of
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.config import ModelConfig
@@ -86,13 +87,15 @@ class RequestMaker(Maker):
         `compile` for these options; without it they are compiled here, and an error is the request's own.
         `messages` is the conversation that the prompt was rendered from, for the record."""
         sampling = self.default_sampling if sampling is None else sampling
+        kind_of(sampling).check(sampling)
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.checked(prompt)
         self.check_length(len(ids))
         talk = None if messages is None else recorded(messages)
 
         def make(seed: int, number: int) -> Run:
-            return self.new_run(ids, sampling, seed, salt=number, prompt=text, sample=number, messages=talk)
+            salt = 0 if sampling.beam_width > 1 else number  # all results of a search have the same luck
+            return self.new_run(ids, sampling, seed, salt=salt, prompt=text, sample=number, messages=talk)
 
         runs = runs_of(sampling, make)
         built = compiled or self.build(sampling)
@@ -100,11 +103,31 @@ class RequestMaker(Maker):
             ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
         )
 
-    def prepare_chat(self, messages: Messages, sampling: Sampling | None = None, **template: Any) -> Request:
-        """Returns a request for the next turn of a conversation. `template` are variables of the model's chat
-        template."""
-        ids = self.tokenizer.encode_chat(messages, **template)
-        return self.prepare(ids, sampling, messages=messages)
+    def prepare_chat(
+        self,
+        messages: Messages,
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        template: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """Returns a request for the next turn of a conversation. `template` has variables of the model's chat
+        template, and `continue_final`: True continues the last message. A name that the template does not
+        have is an error."""
+        values = dict(template or {})
+        for name in values:
+            if not self.has_variable(name):
+                problem = f"is not a variable of the chat template of {self.name}"
+                raise TextError.about(f"template.{name}", problem)
+        ids = self.tokenizer.encode_chat(messages, **values)
+        return self.prepare(ids, sampling, messages=messages, priority=priority)
+
+    def has_variable(self, name: str) -> bool:
+        """Returns whether the model's chat template has a variable that a request may set."""
+        template = self.tokenizer.chat_template
+        if template is None or name == "messages":
+            return False
+        return name == "continue_final" or template.has_variable(name)
 
     def compile(self, sampling: Sampling) -> Compiled:
         """Builds all that a request with these options needs (stop strings, bad words, a grammar), or raises

@@ -9,7 +9,7 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.stop import Ending, PausingStopper, Stopper
 from glassloop.engine.branch import Branch, BranchText
-from glassloop.engine.drafts import Guesser, RecentRuns, guess_room
+from glassloop.engine.drafts import Guesser, RunsByOwner, guess_room
 from glassloop.engine.request import Request
 from glassloop.engine.task import Row
 from glassloop.errors import described
@@ -37,7 +37,7 @@ class Sample:
         tokenizer: Tokenizer,
         pieces: Pieces,
         guesser: Guesser | None,
-        recent_runs: RecentRuns,
+        recent_runs: RunsByOwner,
         queue: Callable[[Sample], None],
     ) -> None:
         """`queue` hands a sibling to the scheduler."""
@@ -48,6 +48,7 @@ class Sample:
         self._pieces = pieces
         self._guesser = guesser
         self._guess: list[int] = []
+        self._guess_is_own = True
         self._recent_runs = recent_runs
         self._queue = queue
         self._restore(run, decoder)
@@ -92,6 +93,7 @@ class Sample:
         room = min(rows, guess_room(self.run, len(self.branch.tokens)))
         began = perf_counter()
         self._guess = self._guesser.guess(self.branch.tokens, room) if room > 0 else []
+        self._guess_is_own = self._guesser.is_own
         self.run.drafts.seconds += perf_counter() - began
         return self._guess
 
@@ -145,9 +147,12 @@ class Sample:
         if self._guesser is not None:
             self._guesser.learn(branch, row.place)
 
-    def _refusal(self, guess: Sequence[int]) -> Refusal:
-        """Returns the record of the first of these guesses, which was wrong; the others were not compared."""
+    def _refusal(self, guess: Sequence[int]) -> Refusal | None:
+        """Returns the record of the first of these guesses, which was wrong; the others were not compared. A
+        guess from another run is not recorded: it is a part of that run's text."""
         assert self._guesser is not None
+        if not self._guess_is_own:
+            return None
         return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
 
     def _score(self, logits: Float32) -> None:
@@ -216,7 +221,7 @@ class Sample:
         run.tail = self._text.flush()
         run.finish_reason, run.stop_reason = ending.reason, ending.detail
         if ending.reason != "error":
-            self._recent_runs.add(self.branch.tokens)
+            self._recent_runs.add(self.request.owner, self.branch.tokens, run.id)
         if self.siblings:  # it has not computed the prefix, so the next sample does
             next_sample = self.siblings[0]
             next_sample.siblings, self.siblings = self.siblings[1:], []

@@ -66,6 +66,10 @@ class EngineThread:
     def _is_current(self) -> bool:
         return self._thread is threading.current_thread()
 
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
     def check_may_wait(self) -> None:
         """Raises on the engine's own thread, on which a call that waits for the engine would wait for
         ever."""

@@ -306,6 +306,23 @@ class KVTree:
         for node in reversed(nodes[1:]):
             self._remove(node)
 
+    def forget_text(self, tokens: Sequence[int], adapter: int = 0) -> None:
+        """Gives back the pages of a text that was computed with an adapter, from its end on, as far as no
+        path holds them and no other text goes on from them."""
+        found: list[Node] = []
+        parents = [self.roots[adapter]] if adapter in self.roots else []
+        while parents:
+            node = parents.pop()
+            start = (node.depth + 1) * PAGE
+            for child in node.children.get(tokens[start], ()) if start < len(tokens) else ():
+                if child.tokens == list(tokens[start : start + len(child.tokens)]):
+                    found.append(child)
+                    parents.append(child)
+        for node in sorted(found, key=lambda node: -node.depth):
+            if not node.refs and not node.children:
+                self._remove(node)
+                node.tokens.clear()  # the list of what may be evicted still has the node for a while
+
     def _visible(self, nodes: list[Node], length: int) -> int:
         """Returns how much of a matched prefix can be used: a window needs all pages it looks back on."""
         if self._widest == 0:

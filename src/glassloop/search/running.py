@@ -15,7 +15,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.stop import PAUSED, Pause
+from glassloop.decode.task_kinds import SOLVE
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.fork import forked_run
+from glassloop.engine.owner import current_owner
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
@@ -78,17 +81,14 @@ class Running:
         """`question` is a prepared request, whose run has the prompt and the seed; none of it is computed.
         `named` are the parts of the record that only the caller knows."""
         base = question.runs[0]
-        for name, value in (("n", 1), ("beam_width", 1), ("revise", 0)):
-            if getattr(base.sampling, name) > value:
-                found = getattr(base.sampling, name)
-                raise GlassloopError.about(name, f"is {found}; {value} is expected for the paths of a search")
-        if base.diffusion is not None:
-            raise GlassloopError.about(
-                "diffusion", "is given; the paths of a search are written from left to right"
-            )
+        given = base.sampling
+        if isinstance(question, DiffusionRequest):
+            given = replace(given, diffusion=question.options)
+        SOLVE.check(given)
         if method.needs_verifier and verifier is None:
             raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
         self.llm = llm
+        self.owner = current_owner()  # of its requests, whichever thread makes them
         self.method = method
         self.budget = budget
         self.judge = judge
@@ -421,6 +421,7 @@ class Running:
             forced=forced,
             pause=Pause(tokens, ids, first) if ids or tokens < _MOST_TOKENS else None,
             drafts=self.llm.drafts,
+            owner=self.owner,
             arrived=growth.arrived,
             built=self._compiled,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
@@ -136,7 +137,7 @@ def prepare_again(
         problem = f"is missing; the search was made by {record['method']}, which is not built in"
         raise GlassloopError.about("method", problem)
     made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
-    sampling = replace(first.sampling, seed=first.seed)
+    sampling = SOLVE.acting(replace(first.sampling, seed=first.seed))
     request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
     request.runs[0].prompt = first.prompt
     extract = given.get("extract", record["extract"])

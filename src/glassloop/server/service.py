@@ -328,6 +328,12 @@ class Service:
         for request in {state.request for state in running if state.request is not None}:
             self.llm.cancel(request)
 
+    async def remove(self, id: str) -> None:
+        """Removes a run everywhere, from what the engine keeps of its text too."""
+        run = await self.runs.remove(id)
+        if run is not None:
+            await self.pools.removing.run(self.llm.forget, run)
+
     def end_all(self) -> None:
         """Cancels everything that is computed, since the server ends."""
         self.cancel(self.runs.running())

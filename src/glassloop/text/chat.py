@@ -6,6 +6,7 @@ within limits; it is imported when the first template is rendered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ class ChatTemplate(NamedTuple):
             return cls(data.decode(), bos, eos, path.name)
         except UnicodeDecodeError:
             raise TextError(f"{path}: is not UTF-8 text") from None
+
+    def has_variable(self, name: str) -> bool:
+        """Returns whether the template, or a variant of it, has a variable of this name, as far as the text
+        tells: the word occurs, and neither as an attribute nor in quotes."""
+        word = re.compile(rf"(?<![\w.'\"]){re.escape(name)}(?![\w'\"])")
+        return any(word.search(source) for source in (self.source, *self.variants.values()))
 
     def variant(self, name: str) -> ChatTemplate:
         if name not in self.variants:

@@ -7,6 +7,7 @@ from typing import Any
 
 from glassloop.decode.chain import expand_stages
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.errors import SamplingError
 from glassloop.shown import cut
 from glassloop.trace.run import Run
@@ -15,19 +16,7 @@ from glassloop.trace.token import Token
 # Options that do not influence which token comes next; `seed` is compared by itself.
 _IGNORED = {"seed", "n", "logprobs", "prompt_logprobs", "timeout"}
 # Causes that cannot be tried by explaining one token: how runs end, beam search, the op set, the salt.
-_UNTRIED = {"max_tokens", "stop", "include_stop", "stop_on_repetition", "ignore_eos"}
-_UNTRIED |= {
-    "revise",
-    "revise_window",
-    "revise_bits",
-    "beam_width",
-    "length_penalty",
-    "early_stopping",
-    "diffusion",
-    "ops",
-    "salt",
-    "plugin",
-}
+_UNTRIED = {"ops", "salt", "plugin", *WHAT_IF.refused}
 
 
 @dataclass(frozen=True)

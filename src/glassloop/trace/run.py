@@ -243,6 +243,14 @@ class Run:
         """The log-probability of the whole answer under the model's own distribution."""
         return sum(token.raw_logprob for token in self.tokens)
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run ended, or stands, at a place that its request does not decide: its record is the
+        beginning of what the same request writes elsewhere."""
+        if self.finish_reason == "length":
+            return self.stop_reason == NO_MEMORY
+        return self.finish_reason in (None, "cancelled", "timeout", "error")
+
     def distinct(self, size: int) -> float | None:
         """Returns the share of distinct ones among all sequences of `size` tokens of the answer."""
         ids = self.token_ids
@@ -266,13 +274,6 @@ class Run:
         if not self.model_hash and self.llm is not None:
             self.model_hash = self.llm.model_hash
         return self.model_hash
-
-    @property
-    def cut_short(self) -> bool:
-        """Whether the text ends where it does for a reason outside of it: it can be continued."""
-        if self.finish_reason == "length":
-            return self.stop_reason == NO_MEMORY
-        return self.finish_reason in (None, "cancelled", "timeout", "error")
 
     def drawn_with(self, at: int) -> Past:
         """Returns the options, the seed and the salt that the token at this place was drawn with."""
@@ -385,9 +386,10 @@ class Run:
     def check_computable(self) -> None:
         """Raises if another engine computed the run: nothing here can compute it again."""
         if self.upstream is not None:
-            raise TraceError(
-                f"run {self.id} was computed by {self.upstream.described}, with the model {self.model}; it"
-                " cannot be computed again here, only shown (with --upstream it can be continued there)"
+            raise TraceError.about(
+                "run",
+                f"{self.id} was computed by {self.upstream.described}, with the model {self.model}; it cannot"
+                " be computed again here, only shown (with --upstream it can be continued there)",
             )
 
     def tree(self) -> RunTree:

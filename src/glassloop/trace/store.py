@@ -108,6 +108,7 @@ class Store:
         self._prunes = prunes
         self._columns = _COLUMNS[:-1] + self._database.search_columns + _COLUMNS[-1:]
         self._writer = Writer(self._add_all)
+        self._removals: list[Callable[[], Callable[[Run], object] | None]] = []
 
     @property
     def path(self) -> Path | None:
@@ -145,7 +146,11 @@ class Store:
         """Writes a run, as it is now, on the store's thread. `tree`, `name` and `added` are for a server's
         list."""
         now = copy(run)
-        now.tokens = list(run.tokens)  # the engine may continue the run before it is written
+        # The run may be forked or continued before it is written.
+        now.tokens, now.prompt_tokens = list(run.tokens), list(run.prompt_tokens)
+        now.forks, now.moves = dict(run.forks), list(run.moves)
+        now.passes, now.samples = list(run.passes), list(run.samples)
+        now.timings, now.drafts = copy(run.timings), copy(run.drafts)
         self._writer.put(Item(now, tree, name, time.time() if added is None else added))
 
     def written(self) -> Future[None]:
@@ -161,6 +166,11 @@ class Store:
         """Has `tell` called, on the writing thread, when a run that was put could not be written: with False
         when it will be tried again, and with True when it was given up."""
         self._writer.failed = tell
+
+    def on_removal(self, tell: Callable[[], Callable[[Run], object] | None]) -> None:
+        """Has every run told that is removed by its name, after its removal. `tell` is a weak reference to
+        the function that is called with it."""
+        self._removals.append(tell)
 
     @property
     def unwritten(self) -> int:
@@ -312,9 +322,18 @@ class Store:
         )
 
     def _delete(self, id: str) -> int:
-        return (
-            self._database.execute("DELETE FROM runs WHERE id = ?", (id,)) if self._database.exists() else 0
-        )
+        if not self._database.exists():
+            return 0
+        tellers = [tell for each in self._removals if (tell := each()) is not None]
+        run: Run | None = None
+        if tellers:
+            with suppress(TraceError):  # a damaged run can be removed too
+                run = self.run(id)
+        count = self._database.execute("DELETE FROM runs WHERE id = ?", (id,))
+        if run is not None:
+            for tell in tellers:
+                tell(run)
+        return count
 
     def _kept(self, *row: Any) -> Kept | None:
         *plain, tree, name, facts, added, is_chat, writer = row

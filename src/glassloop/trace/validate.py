@@ -305,7 +305,9 @@ def _diffusion(name: str, value: Any) -> None:
     for key, each in value.items():
         if len(key) > 64 or not key.isascii() or not key.isprintable():
             raise TraceError(f"{name}.{printable(key)} is not an option of diffusion")
-        if not (each is None or _is_plain(each)):
+        if key == "after":
+            _list(_token, most=MOST_BLOCK)(f"{name}.{key}", each)
+        elif not (each is None or _is_plain(each)):
             raise TraceError(f"{name}.{key} is {shown(each)}; a number or a short text is expected")
 
 

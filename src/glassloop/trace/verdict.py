@@ -48,8 +48,10 @@ class Verdict:
         return self.sentence
 
     def _result(self) -> str:
-        if self.first is None:
+        if self.identical:
             return f"identical, {self.tokens} of {self.tokens} tokens"
+        if self.first is None:
+            return f"not identical, but {self.same_tokens} of {self.tokens} tokens are the same"
         first = self.first
         if self.same_tokens == self.tokens:
             return (

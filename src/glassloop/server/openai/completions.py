@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
+from glassloop.errors import SamplingError
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Prompts
 from glassloop.server.openai.generation import (
@@ -116,7 +117,14 @@ class _Completion(Choices):
             raise invalid("prompt", message)
         service.check_texts((prompt for prompt in prompts if isinstance(prompt, str)), "prompt")
         compiled = service.llm.compile(sampling)
-        super().__init__(service, body, [service.prepare(each, sampling, compiled) for each in prompts])
+        try:
+            super().__init__(service, body, [service.prepare(each, sampling, compiled) for each in prompts])
+        except SamplingError as error:
+            if error.field == "prompt_logprobs" and not body.given.get("prompt_logprobs"):
+                raise invalid(
+                    "echo", f"echo is given with logprobs, which scores the prompt; {error}"
+                ) from None
+            raise
         self._echo, self._top = bool(body.echo), body.logprobs
         self._offsets: dict[int, _Offsets] = {}  # in the text of each choice that has begun
 

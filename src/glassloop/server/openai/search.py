@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, SamplingError
 from glassloop.search.budget import Budget
 from glassloop.search.methods import make_method
 from glassloop.search.running import Running
@@ -202,7 +202,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             judge=_named("judge", named_verifier, asked.judge),
             named={"extract": asked.extract, "verify": asked.verify, "judge": asked.judge},
         )
-    except APIError:
+    except (APIError, SamplingError):  # the second is about an option of the paths, beside `search`
         raise
     except GlassloopError as error:
         field = "search" if error.field is None else f"search.{error.field}"

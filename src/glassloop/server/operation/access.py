@@ -9,6 +9,7 @@ import hmac
 import re
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -18,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glassloop.engine.owner import owned_by
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import too_large
 from glassloop.server.service import Service
@@ -83,7 +85,8 @@ class AccessControl:
         try:
             preflight = self._preflight(scope) if origin is not None else None
             self._check(scope, is_allowed=origin is not None, needs_key=preflight is None)
-            await (preflight or self._app)(scope, receive, answer)
+            with owned_by(self._owner(scope)):
+                await (preflight or self._app)(scope, receive, answer)
         except ClientGone:
             status = 499
         except Exception as error:
@@ -141,7 +144,7 @@ class AccessControl:
             raise shutting_down()
         if self._settings.api_keys:
             offers = path == "/" and b"key=" in scope["query_string"]
-            if needs_key and (offers or _needs_key(path)) and not self._has_key(scope, headers):
+            if needs_key and (offers or _needs_key(path)) and self._key(scope, headers) is None:
                 raise APIError(
                     401,
                     "an API key is expected: Authorization: Bearer …",
@@ -155,7 +158,17 @@ class AccessControl:
         if length.isascii() and length.isdigit() and int(length[:20]) > self._settings.most_body:
             raise too_large(self._settings.most_body)
 
-    def _has_key(self, scope: Scope, headers: Headers) -> bool:
+    def _owner(self, scope: Scope) -> str:
+        """Returns the client whose request this is: the digest of its API key or, without keys, its
+        address."""
+        key = self._key(scope, Headers(scope=scope)) if self._settings.api_keys else None
+        if key is not None:
+            return f"key {sha256(key).hexdigest()}"
+        client = scope.get("client")
+        return f"address {client[0]}" if client else "address unknown"
+
+    def _key(self, scope: Scope, headers: Headers) -> bytes | None:
+        """Returns the API key that a request has, None if it has no right one."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         # A header is bytes; clients write a key that is not ASCII as UTF-8.
         found = [given.strip().encode("latin-1")] if kind.lower() == "bearer" else []
@@ -169,7 +182,7 @@ class AccessControl:
         if scope["path"] == "/":
             given_keys = parse_qs(scope["query_string"].decode("latin-1")).get("key", [])
             found += [each.encode("utf-8", "replace") for each in given_keys]
-        return any(self.is_key(each) for each in found)
+        return next((each for each in found if self.is_key(each)), None)
 
     def is_key(self, given: bytes) -> bool:
         """Returns whether this is one of the keys. All are compared, each in a time that does not tell how

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
@@ -40,7 +41,9 @@ class Workers:
                     f"{self._count} requests are waiting for {self._name}; at most {self._most} are allowed"
                 )
             self._count += 1
-        future = self._pool.submit(function, *args, **options)
+        # With the context of the caller, which has the owner of the requests that are made there.
+        context = copy_context()
+        future = self._pool.submit(lambda: context.run(function, *args, **options))
         future.add_done_callback(self._done)
         return await asyncio.wrap_future(future)
 
@@ -64,8 +67,8 @@ class Pools:
         self.searching = Workers("searches", threads=4, waiting=256)  # extractors, verifiers, decisions
         self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
         self.editing = Workers("edits", threads=4, waiting=32)  # these take seconds to minutes
+        self.removing = Workers("removals", threads=1, waiting=1024)  # of runs, from the engine
 
     def close(self) -> None:
-        pools = (self.short, self.chat, self.long, self.rendering, self.searching, self.reading, self.editing)
-        for pool in pools:
+        for pool in vars(self).values():
             pool.close()

@@ -71,7 +71,7 @@ class RepairBody(EditBody):
     prompt: str | None = None
     budget: Annotated[int, Field(ge=0, le=200_000)] = 20_000
     candidates: Candidates = 8
-    tokens: Tokens = 6
+    tokens: Tokens | None = None
     window: Window | None = None
     least_gain: Annotated[float, Field(ge=0, le=1e6)] | None = None
     spans: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -253,6 +253,8 @@ def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, An
 def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sampling:
     options: dict[str, Any] = {} if body.sampling is None else options_of(body.sampling)
     made = make_sampling(options, service.settings, defaults=default)
+    if "timeout" not in options:  # that of the server holds for the edit as a whole
+        made = replace(made, timeout=None)
     service.llm.compile(made)  # raises what is wrong with the options
     # A replica that has died must not have drawn another seed than the one that makes the edit again.
     return made if made.seed is not None else replace(made, seed=draw_seed())

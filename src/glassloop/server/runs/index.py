@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from glassloop.server.errors import APIError
@@ -15,6 +16,7 @@ from glassloop.server.runs.state import ELSEWHERE, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.trace.entry import Kept
 from glassloop.trace.listing import Listing
+from glassloop.trace.run import Run
 
 _MOST_REMOVED = 10_000  # ids of removed runs that are remembered
 
@@ -164,19 +166,27 @@ class RunIndex:
             if self.storage is not None:
                 self.storage.forget(state.run.id)
 
-    async def remove(self, id: str) -> None:
-        """Removes a run everywhere. It is gone when this returns, and still there if this fails."""
+    async def remove(self, id: str) -> Run | None:
+        """Removes a run everywhere. It is gone when this returns, and still there if this fails. Returns the
+        run, or None if it could not be read."""
         self._check_ended(id)
         if self.storage is not None and await self.storage.is_elsewhere(id):
             raise _still_running(id, ELSEWHERE)
+        found: Run | None = None
+        if self.storage is not None and id not in self._states:
+            with suppress(APIError):  # a damaged run can be removed too
+                kept = await self.storage.get(id)
+                found = None if kept is None else kept.run
         stored = False if self.storage is None else await self.storage.remove(id)
         self._check_ended(id)  # it may have been continued meanwhile, and is then in the storage again
         state = self._states.get(id)
         if state is None and not stored:
             raise _no_run(id)
         self._note_removed(id)
-        if state is not None:
-            self.forget(state)
+        if state is None:
+            return found
+        self.forget(state)
+        return state.run
 
     def _check_ended(self, id: str) -> None:
         state = self._states.get(id)

@@ -121,7 +121,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:
-        await service.runs.remove(id)
+        await service.remove(id)
         return Response(status_code=204)
 
     @routes.get("/runs/{id}/events", response_class=Response, responses=STREAMED)

@@ -1,0 +1,171 @@
+"""The engines of a scenario: a small model of some variant with its settings, and engines of the same model
+in which a request is alone, with room for everything and without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import crossings.stages  # noqa: F401 (registers them)
+import numpy as np
+from engine.ahead import AheadOps
+from engine.small import EOS, model, random_weights
+from ops.random_adapters import random_adapter
+from ops.random_models import random_tensor
+
+from glassloop.decode.sampling import Sampling
+from glassloop.engine import sample, scheduler
+from glassloop.engine.adapters import LoadedAdapter
+from glassloop.engine.draft_model import DraftModel
+from glassloop.engine.llm import LLM
+from glassloop.engine.logits import RowCache
+from glassloop.engine.loop import Loop
+from glassloop.engine.masked import Mask
+from glassloop.engine.thread import EngineThread
+from glassloop.model.adapter import Adapter
+from glassloop.model.drafter import DrafterConfig, DrafterFile
+from glassloop.model.transformer import Transformer
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.quant import FORMATS
+from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.tensor import Tensor
+from glassloop.text.alphabet import to_alphabet
+from glassloop.text.pieces import Pieces
+from glassloop.text.tokenizer import Tokenizer
+
+MASK = 0
+ADAPTERS = ("one", "two")
+EXTRAS = ("extra0", "extra1", "extra2")  # that are loaded and unloaded under way
+PLENTY = 600  # pages
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if loud %}!{% endif %}assistant:"
+)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """A token for each byte, one for the end, and a chat template."""
+    tokens = [to_alphabet(bytes([byte])) for byte in range(256)] + ["<end>"]
+    return Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [1] * 256 + [3],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": EOS,
+            "tokenizer.chat_template": TEMPLATE,
+        }
+    )
+
+
+@cache
+def _weights() -> dict[str, Tensor]:
+    return random_weights(model().config)
+
+
+@cache
+def adapter_named(name: str) -> Adapter:
+    number = (*ADAPTERS, *EXTRAS, "holes").index(name)
+    made = random_adapter(np.random.default_rng(40 + number), model().config, name)
+    made = replace(made, sha256=sha256(name.encode()).hexdigest())
+    if name != "holes":
+        return made
+    vector = np.random.default_rng(6).standard_normal(model().config.dim).astype(np.float32)
+    return replace(made, embedding=vector, mask_token=MASK)
+
+
+@cache
+def _drafter() -> DrafterFile:
+    """A drafter of random weights, which drafts half of the tokens."""
+    tokens, rng = range(0, 257, 2), np.random.default_rng(1)
+    config = DrafterConfig((1, 2), len(tokens), 64)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"])
+        for name, shape in config.shapes(model().config).items()
+    }
+    return DrafterFile(Path("random"), config, np.array(tokens, np.int32), weights)
+
+
+def _transformer(variant: Mapping[str, Any], drafts_itself: bool) -> Transformer:
+    """Returns a new one: adapters are loaded into it."""
+    config = model(variant["window"]).config
+    ops = {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[variant["ops"]]()
+    return Transformer(config, _weights(), ops, _drafter() if drafts_itself else None)
+
+
+class World(LLM):
+    """An LLM around a small model: everything but the files."""
+
+    def __init__(self, variant: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
+        """Without `settings`, an engine in which requests are alone."""
+        self.name = "crossings"
+        self.tokenizer = tokenizer()
+        self._pieces = Pieces(self.tokenizer)
+        self._weights = None
+        self.model_hash = f"{variant['window'] or 0:064x}"  # type: ignore[misc]
+        self.default_sampling = Sampling()
+        self.store = None
+        self._one_adapter = Lock()
+        draft = "off" if settings is None else variant["draft"]
+        self.drafts = draft != "off"
+        self.transformer = _transformer(variant, draft == "drafter")
+        self.config = self.transformer.config
+        loop = self._loop(draft, settings or {})
+        self.engine = EngineThread(loop, 1024)
+        self._rows = RowCache(self.engine)
+        holes = adapter_named("holes")
+        self._mask = Mask(MASK, self.transformer.load_adapter(holes), sha256=holes.sha256)
+        for name in ADAPTERS if settings is not None else (*ADAPTERS, *EXTRAS):
+            self.add_adapter(name)
+        if draft == "masks":
+            loop.draft_by_masks(self._mask)
+
+    def _loop(self, draft: str, settings: Mapping[str, Any]) -> Loop:
+        ops = self.transformer.ops
+        for name in ("step_rows", "rows_beside"):
+            if name in settings:
+                setattr(ops, name, settings[name])
+        drafting = None
+        if draft == "model":
+            # The same model with a short memory: it is often right.
+            small = Transformer(model(3).config, _weights(), NativeOps())
+            drafting = DraftModel(small, 60 * small.page_bytes)
+        memory = settings.get("pages", PLENTY) * self.transformer.page_bytes
+        running = settings.get("most_running", 64)
+        made = Loop(self.transformer, self.tokenizer, self._pieces.__getitem__, memory, running, drafting)
+        # Whether a draft pays is measured. Here it always does, so that a scenario has the same drafts again.
+        made._step_cost.cost = lambda rows: 1.0  # type: ignore[method-assign]
+        return made
+
+    def add_adapter(self, name: str) -> None:
+        """Loads an adapter as `load_adapter` does, without a file."""
+        adapter = adapter_named(name)
+        number = self.transformer.load_adapter(adapter)
+        self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
+
+
+def alone(variant: Mapping[str, Any]) -> World:
+    """Returns a fresh engine with plenty of room and no drafts. One that computes ahead has the bits of the
+    native op set."""
+    ops = "native" if variant["ops"] == "ahead" else variant["ops"]
+    return World({**variant, "ops": ops, "draft": "off"})
+
+
+@contextmanager
+def limits(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Sets the limits of a step that are constants of the engine, until the block ends."""
+    before = scheduler._SCORED_ROWS, sample._TOO_MANY_TO_GUESS
+    scheduler._SCORED_ROWS = settings.get("scored_rows", before[0])
+    sample._TOO_MANY_TO_GUESS = settings.get("too_many_to_guess", before[1])
+    try:
+        yield
+    finally:
+        scheduler._SCORED_ROWS, sample._TOO_MANY_TO_GUESS = before

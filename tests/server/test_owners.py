@@ -1,0 +1,186 @@
+"""What one client wrote is not shown to another one, and what was deleted is gone: an attack over HTTP that
+asks for the drafts, the records and the cached tokens of a text that was deleted, or is another client's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import uvicorn
+from hostile.tiny import write_tiny
+
+from glassloop import LLM, Sampling
+from glassloop.server.app import make_app
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.settings import Settings
+from glassloop.server.service import Service
+
+BEGINNING = "bcdefghijklmnop" * 3
+SECRET = "Zebra 7741 Quartz"
+TEXT = BEGINNING + "q" + SECRET
+OWNERS = ("key", "address")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+
+
+@pytest.fixture
+def llm(model) -> Iterator[LLM]:
+    with LLM(model, kv_memory="8MB") as made:
+        made.default_sampling = Sampling()
+        made.engine.loop._step_cost.cost = lambda rows: 1.0  # drafts seem to pay always
+        yield made
+
+
+class Client:
+    """A client of the server with a key, or an address, of its own."""
+
+    def __init__(self, url: str, owner: str, number: int) -> None:
+        address = f"127.0.0.{number}" if owner == "address" else None
+        headers = {"Authorization": f"Bearer key-{number}"} if owner == "key" else {}
+        transport = httpx.HTTPTransport(local_address=address)
+        self.http = httpx.Client(base_url=url, headers=headers, transport=transport, timeout=60)
+
+    def ask(self, path: str, body: dict[str, Any]) -> Any:
+        answer = self.http.post(path, json=body)
+        assert answer.status_code < 300, answer.text
+        return answer.json()
+
+    def run(self, prompt: str, **sampling: Any) -> dict[str, Any]:
+        """Returns the whole record of a run, once it has ended."""
+        body = {"prompt": prompt, "sampling": {"max_tokens": 4, "seed": 1, **sampling}}
+        return self.ended(self.ask("/api/runs", body)["runs"][0]["id"])
+
+    def ended(self, id: str) -> dict[str, Any]:
+        while True:
+            found = self.http.get(f"/api/runs/{id}").json()
+            if found["status"] not in ("waiting", "running"):
+                return self.http.get(f"/api/runs/{id}").json()  # the first may have been read too early
+            time.sleep(0.01)
+
+    def delete(self, run: dict[str, Any]) -> None:
+        assert self.http.delete(f"/api/runs/{run['id']}").status_code == 204
+
+
+@contextmanager
+def serving(llm: LLM, owner: str) -> Iterator[tuple[Client, Client]]:
+    keys = ("key-1", "key-2") if owner == "key" else ()
+    service = Service(llm, Settings("tiny", api_keys=keys), Log())
+    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield tuple(Client(f"http://127.0.0.1:{port}", owner, number) for number in (1, 2))
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        service.pools.close()
+
+
+@pytest.fixture(params=OWNERS)
+def clients(request, llm) -> Iterator[tuple[Client, Client]]:
+    """Two clients of a server that knows nothing yet."""
+    with serving(llm, request.param) as made:
+        yield made
+
+
+def probe(client: Client) -> dict[str, Any]:
+    """Sends the beginning of the text and says `q` after it, again and again: a guess at what follows the
+    first one is wrong. Returns the record of that run."""
+    found = client.run(BEGINNING, max_tokens=4, allowed_token_ids=[ord("q")])
+    assert [token["piece"] for token in found["tokens"]] == ["q"] * 4
+    assert all(token["refused"] is None for token in found["tokens"])  # whoever wrote the text
+    return found
+
+
+def test_a_clients_own_text_is_guessed_from_and_not_recorded(clients):
+    client, _ = clients
+    client.run(TEXT)
+    assert probe(client)["drafts"]["proposed"] > 0
+
+
+def test_another_clients_text_is_not_guessed_from(clients):
+    victim, attacker = clients
+    victim.run(TEXT)
+    assert probe(attacker)["drafts"]["proposed"] == 0
+    assert probe(victim)["drafts"]["proposed"] > 0
+
+
+@pytest.mark.parametrize("asked", ["chat", "completions", "responses", "search", "fork", "step", "edit"])
+def test_every_kind_of_request_has_its_owner(clients, asked):
+    """The text of each is guessed from for the client that sent it, and for no other one."""
+    victim, attacker = clients
+    short = {"max_tokens": 2, "seed": 1}
+    if asked == "chat":
+        victim.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}], **short})
+    elif asked == "search":
+        search = {"method": "vote", "n": 2}
+        body = {"messages": [{"role": "user", "content": TEXT}], "search": search, "seed": 1, "max_tokens": 2}
+        victim.ask("/v1/chat/completions", body)
+    elif asked == "completions":
+        victim.ask("/v1/completions", {"prompt": TEXT, **short})
+    elif asked == "responses":
+        victim.ask("/v1/responses", {"input": TEXT, "max_output_tokens": 2})
+    elif asked == "edit":
+        body = {"before": TEXT, "after": " and", "tokens": 2, "candidates": 2}
+        victim.ask("/api/edits/infill", body)
+    else:
+        body = {"prompt": BEGINNING + "x", "sampling": {"max_tokens": 60, "seed": 1, "ignore_eos": True}}
+        run = victim.ask("/api/runs", {**body, "pause_after": 1})["runs"][0]
+        victim.ended(run["id"])
+        if asked == "step":
+            made = run
+            victim.ask(f"/api/runs/{run['id']}/step", {"tokens": 1})
+        else:
+            body = {"at": 0, "text": "q" + BEGINNING + "q" + SECRET, "pause_after": 1}
+            (made,) = victim.ask(f"/api/runs/{run['id']}/edit", body)["runs"]
+        victim.ended(made["id"])
+    assert probe(attacker)["drafts"]["proposed"] == 0
+    if asked != "step":
+        assert probe(victim)["drafts"]["proposed"] > 0
+
+
+def test_a_deleted_text_is_gone(clients):
+    """Neither its own client nor another one finds anything of it: no draft, no page, no field."""
+    victim, attacker = clients
+    kept = victim.run(BEGINNING[:36] + "another end")
+    run = victim.run(TEXT)
+    assert probe(victim)["drafts"]["proposed"] > 0
+    for each in victim.http.get("/api/runs").json()["runs"]:
+        if each["id"] != kept["id"]:
+            victim.delete(each)
+    assert victim.http.get(f"/api/runs/{run['id']}").status_code == 404
+    for client in (attacker, victim):
+        found = client.run(TEXT)
+        assert found["usage"]["cached_tokens"] == 36  # those of the run that is kept
+        client.delete(found)
+        found = probe(client)
+        assert found["drafts"]["proposed"] == 0
+        client.delete(found)
+    victim.delete(kept)
+    assert attacker.run(TEXT)["usage"]["cached_tokens"] == 0
+
+
+def test_samples_and_beams_are_deleted_with_all_that_was_computed_for_them(clients, llm):
+    victim, attacker = clients
+    for options in ({"n": 3}, {"beam_width": 4, "max_tokens": 12}, {"revise": 2, "revise_bits": 1.0}):
+        started = {"prompt": TEXT, "sampling": {"max_tokens": 40, "seed": 1, "ignore_eos": True, **options}}
+        for run in victim.ask("/api/runs", started)["runs"]:
+            victim.ended(run["id"])
+        for each in victim.http.get("/api/runs").json()["runs"]:
+            victim.delete(victim.ended(each["id"]))
+        assert llm.engine.loop.tree.node_count == 0, options
+        found = attacker.run(TEXT)
+        assert found["usage"]["cached_tokens"] == 0
+        attacker.delete(found)
