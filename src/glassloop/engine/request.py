@@ -48,7 +48,6 @@ class Request:
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
     owner: str = field(default_factory=current_owner)  # the client whose request it is
     adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
-    owner: str = field(default_factory=current_owner)  # the client whose request it is
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
 
