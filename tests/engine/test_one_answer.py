@@ -183,6 +183,9 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
     diffused = _diffused(np.random.default_rng([seed, 1]), small, shared, step_rows)
     expected |= {run: alone for each in diffused for run, alone in _alone(small, each).items()}
     requests += diffused
+    clients = np.random.default_rng([seed, 2])
+    for each in requests if seed % 2 else ():  # of several clients, which take turns
+        each.owner = str(clients.integers(3))
     least = max(len(each.prompt_ids) + each.sampling.max_tokens for each in requests) // 32 + 3
     pages = least + int(rng.choice([0, 0, 1, 12]))
     engine = loop(small, pages, most_running=int(rng.integers(1, 9)))

@@ -63,6 +63,11 @@ class StepCost:
         self._sizes: list[int] = []  # the numbers of rows that were measured, in order
         self._costs: dict[int, float] = {}  # results of `cost` since the last measurement
 
+    @property
+    def measured(self) -> bool:
+        """Whether costs are in seconds: a step was measured. Before, they are relative to that of one row."""
+        return bool(self._seen)
+
     def saw(self, rows: int, seconds: float) -> None:
         if rows > 64:
             return

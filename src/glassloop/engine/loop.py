@@ -153,7 +153,9 @@ class Loop:
             return
         self._draft()
         self.counters.steps += 1
-        self.counters.step_seconds += perf_counter() - began
+        seconds = perf_counter() - began
+        self.counters.step_seconds += seconds
+        self.scheduler.turns.spent(seconds)
 
     def _end_overdue(self) -> None:
         """Ends the requests whose time is up or whose results are not wanted any more."""

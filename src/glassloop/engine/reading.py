@@ -16,6 +16,7 @@ import numpy as np
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
+from glassloop.engine.owner import current_owner
 from glassloop.engine.task import CANCELLED, Counters, Program, Row
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -52,6 +53,7 @@ class Reading:
         self.is_next_piece = after is not None
         self.order: tuple[int, int] = (0, 0) if after is None else after.order  # (0, 0): until it is queued
         self.started: float | None = None
+        self.owner = current_owner()
         self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
         self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter)]

@@ -9,16 +9,20 @@ later, with the same output, since what its tokens are never depends on what was
 
 A task may need another program than the forward pass for its rows (`Program`): a step has at most one such
 call, whose rows come out of the same budget.
+
+While several clients have tasks, they take turns (engine/turns.py): the budget is one of time then.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 
 from glassloop.engine.masked import MaskedBranch
 from glassloop.engine.task import Call, Program, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
+from glassloop.engine.turns import Turns
 from glassloop.ops.protocol import Ops
 
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
@@ -34,10 +38,13 @@ class Scheduler:
         self._preemptions = 0  # so far
         self._may_preempt = True
         self._masked: list[Task] = []  # the tasks with masked rows, waiting or running, in order of arrival
+        self._by_owner: dict[str, set[Task]] = {}  # all tasks that wait or run
+        self.turns = Turns()
 
     def add(self, task: Task, running: bool = False) -> None:
         queue = self.running if running else self.waiting
         insort(queue, task, key=lambda each: each.order)
+        self._by_owner.setdefault(task.request.owner, set()).add(task)
         if task.masked and task not in self._masked:
             self._masked.append(task)
 
@@ -50,6 +57,11 @@ class Scheduler:
                 queue.remove(task)
         if task.masked and task in self._masked:
             self._masked.remove(task)
+        own = self._by_owner.get(task.request.owner, set())
+        own.discard(task)
+        if not own:
+            self._by_owner.pop(task.request.owner, None)
+        self.turns.forget(task)
 
     def plan(self) -> list[Call]:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
@@ -91,6 +103,8 @@ class Scheduler:
 
     def _works(self, works: list[Work], planned: set[Task]) -> list[Work]:
         """Adds the rows of the tasks that are not planned already, and have something to compute."""
+        if len(self._by_owner) > 1:
+            return self._works_in_turn(works, planned)
         ready = [task for task in self.running if task not in planned] if planned else self.running
         ready = [task for task in ready if task.program is None and _waits_for_a_token(task)]
         spare = self._ops.step_rows - len(works) - sum([len(task.branches) for task in ready])
@@ -111,6 +125,46 @@ class Scheduler:
                 self._add_prompts(room, planned, works)
         return works
 
+    def _works_in_turn(self, works: list[Work], planned: set[Task]) -> list[Work]:
+        """Adds rows as `_works` does, for several owners: first the row of one run of each, then as many
+        others as the time allows, owner by owner."""
+        turns, step_rows = self.turns, self._ops.step_rows
+        room = turns.begin(self._by_owner)
+        firsts = {work.task.request.owner for work in works}  # of a step that is planned ahead
+        for task in turns.in_order(self.running):
+            owner = task.request.owner
+            if owner in firsts or task in planned or len(task.branches) > 1 or not self._waits(task):
+                continue
+            guess = task.guess(min(room // len(self._by_owner), step_rows - _rows_of(works) - 1))
+            if task in self.running and self._add_work(task, guess, step_rows, planned, works):
+                firsts.add(owner)
+        for owner in turns.owners:
+            for task in turns.in_order(self._by_owner[owner]):
+                left = min(room + len(firsts), step_rows) - _rows_of(works)
+                if works and left <= 0:
+                    break
+                if task not in planned and (task in self.running or self._enter(task, planned)):
+                    self._add_turn(task, left, planned, works)
+        turns.planned(works, len(firsts))
+        return works
+
+    def _add_turn(self, task: Task, room: int, planned: set[Task], works: list[Work]) -> None:
+        """Adds rows of a task: that of its next token, its next pass, or as much of its prompt as fits. Rows
+        that must be computed together are added whole."""
+        rows = self._ops.step_rows - _rows_of(works)
+        if task.masked and not task.branches[0].pending:
+            self._add_pass(task, rows, planned, works)
+        elif self._waits(task):
+            if len(task.branches) <= rows or not works:
+                self._add_work(task, [], rows, planned, works)
+        else:
+            most = self._ops.rows_beside if works else self._ops.step_rows
+            self._add_prompt(task, min(room, most) if works else most, planned, works)
+
+    @staticmethod
+    def _waits(task: Task) -> bool:
+        return task.program is None and not task.masked and _waits_for_a_token(task)
+
     def _due_rows(self, spare: int) -> int:
         """Returns how many of the spare rows are kept for passes: drafts must not take them."""
         due = 0
@@ -125,17 +179,21 @@ class Scheduler:
         """Plans the next passes of the tasks with masked rows, as far as `spare` rows go; a pass that is
         larger has a step with no other. Returns how many rows are left."""
         for task in sorted(self._masked, key=lambda each: each.order):
-            # What is planned for this step is not computed yet, so no page of it can be copied.
-            if task in planned or task not in self.running or task.branches[0].pending:
-                continue
-            begun, room = len(works), spare
-            if not works:
-                (branch,) = task.branches
-                assert isinstance(branch, MaskedBranch)
-                room = max(self._ops.step_rows, branch.rows_in_one_step)
-            if self._add_work(task, [], room, planned, works):
-                spare -= sum([len(work.ids) for work in works[begun:]])
-                planned.add(task)
+            spare = self._add_pass(task, spare, planned, works)
+        return spare
+
+    def _add_pass(self, task: Task, spare: int, planned: set[Task], works: list[Work]) -> int:
+        # What is planned for this step is not computed yet, so no page of it can be copied.
+        if task in planned or task not in self.running or task.branches[0].pending:
+            return spare
+        begun, room = len(works), spare
+        if not works:
+            (branch,) = task.branches
+            assert isinstance(branch, MaskedBranch)
+            room = max(self._ops.step_rows, branch.rows_in_one_step)
+        if self._add_work(task, [], room, planned, works):
+            spare -= sum([len(work.ids) for work in works[begun:]])
+            planned.add(task)
         return spare
 
     def _add_prompts(self, room: int, planned: set[Task], works: list[Work]) -> None:
@@ -157,13 +215,26 @@ class Scheduler:
                 self._add_prompt(task, left() - kept, planned, works)
         while self.waiting and left() > kept:
             task = self.waiting[0]
-            if not self._enter(task) or not self._add_prompt(task, left() - kept, planned, works):
+            if not self._enter(task, planned) or not self._add_prompt(task, left() - kept, planned, works):
                 break
         for task in short:
             if left() <= 0:
                 break
-            if task not in planned and (task in self.running or self._enter(task)):
+            if task not in planned and (task in self.running or self._enter(task, planned)):
                 self._add_prompt(task, left(), planned, works)
+
+    def _make_place(self, task: Task, planned: set[Task]) -> bool:
+        """Preempts the youngest task of the owner that has the most places, if that has more than the owner
+        of a task that waits would have."""
+        running = Counter(each.request.owner for each in self.running)
+        owner, most = max(running.items(), key=lambda item: item[1])
+        if most <= running[task.request.owner] + 1:
+            return False
+        for each in reversed(self.running):
+            if each.request.owner == owner and each not in planned and each.order[0] >= task.order[0]:
+                self.preempt(each)
+                return True
+        return False
 
     def _shorter_than_the_first(self, planned: set[Task]) -> list[Task]:
         """Returns the tasks of the same priority that need fewer rows than the first prompt under way still
@@ -178,9 +249,11 @@ class Scheduler:
         short = [task for task in others if task.order[0] == first.order[0] and _pending(task) < most]
         return sorted(short, key=_pending)
 
-    def _enter(self, task: Task) -> bool:
+    def _enter(self, task: Task, planned: set[Task]) -> bool:
         """Moves a waiting task to the running ones, if there is a place and room for all of its tokens."""
-        if len(self.running) >= self.most_running:
+        if len(self.running) >= self.most_running and not (
+            len(self._by_owner) > 1 and self._may_preempt and self._make_place(task, planned)
+        ):
             return False
         for branch in task.branches:
             branch.enter(self._tree)
@@ -293,6 +366,10 @@ def _calls(works: list[Work], has_views: bool) -> list[Call]:
         return [Call(None, works, has_views)] if works else []
     plain = [work for work in works if work.program is None]
     return [Call(special[0].program, special), *([Call(None, plain, has_views)] if plain else [])]
+
+
+def _rows_of(works: Sequence[Work]) -> int:
+    return sum([len(work.ids) for work in works])
 
 
 def _pending(task: Task) -> int:

@@ -59,6 +59,7 @@ class Asker(Protocol):
     """The request that a task belongs to, as the loop sees it."""
 
     started: float | None  # when its first step was planned
+    owner: str  # the client whose request it is
 
     def overdue(self) -> Ending | None:
         """Returns how the request has to end now, if its time is up or its result is not wanted any more."""
