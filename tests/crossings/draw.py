@@ -35,6 +35,7 @@ FEATURES = {
     "pause": "requests that pause, and are continued",
     "forks": "forks while requests run",
     "changes": "forks with other options",
+    "clients": "requests of several clients, which take turns",
     "questions": "all questions",
 }
 # The questions, by name, and how often each is asked. The names are words for --without too.
@@ -161,6 +162,8 @@ def _request(rng: Rng, without: Collection[str], shared: list[int]) -> Op:
     options = made["options"]
     if rng.random() < 0.3:
         made["priority"] = int(rng.integers(0, 3))
+    if rng.random() < 0.5 and "clients" not in without:
+        made["owner"] = pick(rng, "a", "b", "c")
     if rng.random() < 0.1 and "listeners" not in without:
         made["listener"] = pick(rng, *["raises"] * 2, *(["exits"] if "exits" not in without else []))
         made["listener_at"] = int(rng.integers(0, 8))

@@ -18,6 +18,7 @@ from crossings.world import EXTRAS, World, alone, limits
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
+from glassloop.engine.owner import owned_by
 from glassloop.engine.request import Listener, Request, ignore
 from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
@@ -108,7 +109,12 @@ def play(scenario: Scenario) -> Judge:
 
 
 def prepare(world: World, op: Op, listener: Listener = ignore) -> Request:
-    """Returns the request of an operation."""
+    """Returns the request of an operation, of the client that it names."""
+    with owned_by(op.get("owner", "")):
+        return _prepare(world, op, listener)
+
+
+def _prepare(world: World, op: Op, listener: Listener) -> Request:
     sampling, prompt = Sampling.from_dict(op["options"]), op["prompt"]
     if "messages" in prompt:
         made = world.prepare_chat(prompt["messages"], sampling)
