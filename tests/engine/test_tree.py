@@ -186,12 +186,12 @@ def _common(one, other):
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
-def test_a_text_is_forgotten_under_its_own_adapter():
+def test_a_text_is_forgotten_under_every_adapter_and_realm():
     tree = _tree(None, 20)
-    for adapter in (0, 1):
-        path = tree.match([7] * 40, 40, adapter)
+    for adapter, realm in ((0, ""), (1, ""), (1, "client")):
+        path = tree.match([7] * 40, 40, adapter, realm)
         tree.extend(path, [7] * 40)
         tree.computed(path)
         tree.release(path)
-    tree.forget_text([7] * 40, 1)
-    assert tree.match([7] * 40, 40, 1).length == 0 and tree.match([7] * 40, 40).length == 40
+    tree.forget_text([7] * 40)
+    assert tree.node_count == 0

@@ -152,9 +152,10 @@ def test_every_kind_of_request_has_its_owner(clients, asked):
         assert probe(victim)["drafts"]["proposed"] > 0
 
 
-def test_a_deleted_text_is_gone(clients):
+def test_a_deleted_text_is_gone(clients, request):
     """Neither its own client nor another one finds anything of it: no draft, no page, no field."""
     victim, attacker = clients
+    apart = request.node.callspec.params["clients"] == "key"  # else whole pages are told of
     kept = victim.run(BEGINNING[:36] + "another end")
     run = victim.run(TEXT)
     assert probe(victim)["drafts"]["proposed"] > 0
@@ -162,15 +163,26 @@ def test_a_deleted_text_is_gone(clients):
         if each["id"] != kept["id"]:
             victim.delete(each)
     assert victim.http.get(f"/api/runs/{run['id']}").status_code == 404
-    for client in (attacker, victim):
+    for client, left in ((attacker, 0 if apart else 32), (victim, 36 if apart else 32)):
         found = client.run(TEXT)
-        assert found["usage"]["cached_tokens"] == 36  # those of the run that is kept
+        assert found["usage"]["cached_tokens"] == left  # of the run that is kept
         client.delete(found)
         found = probe(client)
         assert found["drafts"]["proposed"] == 0
         client.delete(found)
     victim.delete(kept)
     assert attacker.run(TEXT)["usage"]["cached_tokens"] == 0
+
+
+def test_a_prompt_of_another_client_cannot_be_found_out_by_what_is_cached(clients, request):
+    """With several keys nothing of it is told. Without keys, whole pages are, and no single token."""
+    victim, attacker = clients
+    victim.run(TEXT)
+    for known in (33, 34, 40, 63):
+        found = attacker.run(TEXT[:known] + "#", max_tokens=1)
+        apart = request.node.callspec.params["clients"] == "key"
+        assert found["usage"]["cached_tokens"] == (0 if apart else 32)
+        attacker.delete(found)
 
 
 def test_samples_and_beams_are_deleted_with_all_that_was_computed_for_them(clients, llm):

@@ -62,6 +62,14 @@ def serve(
             rich_help_panel=_ACCESS,
         ),
     ] = None,
+    separate_keys: Annotated[
+        bool | None,
+        typer.Option(
+            "--separate-keys/--shared-cache",
+            help="Whether keys share no cached prompts; by default they do not if there are several.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
     open_to_all: Annotated[
         bool, typer.Option("--open", help="Let other machines in without a key.", rich_help_panel=_ACCESS)
     ] = False,
@@ -253,6 +261,7 @@ def serve(
         host,
         port,
         tuple(keys),
+        separate_keys,
         open_to_all,
         keep,
         store,

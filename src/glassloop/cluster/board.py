@@ -139,14 +139,14 @@ class Board:
             self.place(key, None)
             self._calls.pop(key, None)
 
-    def note(self, name: str, ids: Sequence[int], adapter: str = "") -> None:
+    def note(self, name: str, ids: Sequence[int], space: str = "") -> None:
         """Remembers that a replica computes, or has computed, these tokens, before it reports so."""
         now = time.monotonic()
         before: list[_Page] = []  # those of the same prefix
         with self._lock:
             if name not in self._replicas:
                 return
-            for digest in digests(ids, adapter):
+            for digest in digests(ids, space):
                 page = self._pages.get(digest)
                 if page is None:
                     page = self._pages[digest] = _Page()
@@ -174,7 +174,7 @@ class Board:
             names = self.usable(route.needs)
             if not names:
                 return []
-            wanted = digests(route.ids, route.adapter)
+            wanted = digests(route.ids, route.space)
             cost = {name: self._cost(name, wanted) for name in names}
             load = {name: self._load_of(name) for name in names}
             turn = next(self._turn) % len(names)

@@ -112,9 +112,10 @@ def _end(request: DiffusionRequest, run: Run, ending: Ending) -> None:
 def _question(request: DiffusionRequest, run: Run, needs: Needs) -> Question:
     known = RunSoFar(run.seed, run.salt, run.sample, run.sampling, ())
     args = (list(run.prompt_ids), request.sampling, known, request.options, request.mask.sha256)
-    route = Route(tuple(run.prompt_ids), needs=needs)
+    route = Route(tuple(run.prompt_ids), needs=needs, realm=request.realm)
     call = dumps((write_run, args, {}))
-    return Question(call, None, is_long=True, has_events=True, owner=request.owner, route=route)
+    whose = {"owner": request.owner, "realm": request.realm}
+    return Question(call, None, is_long=True, has_events=True, **whose, route=route)
 
 
 def write_run(

@@ -23,7 +23,7 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.llm import LLM
 from glassloop.engine.masked import Mask
-from glassloop.engine.owner import current_owner
+from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -251,6 +251,7 @@ class ClusterEngine(Engine):
             is_long,
             on_event is not None,
             current_owner(),
+            current_realm(),
             self._route((*args, *options.values())),
         )
         tell = None if on_event is None else lambda event: on_event(loads(event, self))
@@ -280,7 +281,7 @@ class ClusterEngine(Engine):
         known = self.adapters
         # An adapter that no replica has is for the function to refuse.
         adapter = next(((name, known[name]) for name in names if name in known), None)
-        return Route(ids, needs=Needs(self.identity, adapter))
+        return Route(ids, needs=Needs(self.identity, adapter), realm=current_realm())
 
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -34,11 +34,13 @@ class Route:
     only: str | None = None  # the one replica that is meant
     needs: Needs | None = None  # the replica must have this
     key: str = ""  # of the job or the question, if the call is one
+    realm: str = ""  # of the request, if clients are kept apart
 
     @property
-    def adapter(self) -> str:
-        """The SHA-256 of the adapter that the tokens are computed with, or an empty text."""
-        return self.needs.adapter[1] if self.needs is not None and self.needs.adapter is not None else ""
+    def space(self) -> str:
+        """What keys and values depend on beside the tokens: the SHA-256 of the adapter, and the realm."""
+        adapter = self.needs.adapter[1] if self.needs is not None and self.needs.adapter is not None else ""
+        return adapter + self.realm
 
 
 class TokenData(NamedTuple):
@@ -95,6 +97,7 @@ class Job:
     priority: int
     elapsed: float  # seconds since the request came: its time goes on
     owner: str = ""  # the client whose request it is
+    realm: str = ""  # the same, if clients are kept apart
     route: Route = field(default_factory=Route)
 
 
@@ -107,6 +110,7 @@ class Question:
     is_long: bool = False  # it may take long: it has to delay no short one
     has_events: bool = False  # the function takes `on_event`
     owner: str = ""  # the client whose question it is
+    realm: str = ""  # the same, if clients are kept apart
     route: Route = field(default_factory=Route)
 
 

@@ -104,6 +104,7 @@ class AppOptions:
         own = {"ingresses", "stall", "patience"}
         of_engines = {each.name for each in fields(EngineOptions)} - {"model"}
         of_server = {"api_keys", "open_to_all", "keep", "store", "most_prompt", "timeout", "log_prompts"}
+        of_server |= {"separate_keys"}
         models = values.get("models", values.get("model", DEFAULT_MODEL))
         models = [models] if isinstance(models, str) else models
         if not isinstance(models, list) or not models or not all(isinstance(each, str) for each in models):

@@ -16,9 +16,9 @@ _BYTES = 8  # of a digest; a wrong match would only send a request to another re
 MOST = 4096  # digests in a report, those that were used last
 
 
-def _first(adapter: str) -> bytes:
+def _first(space: str) -> bytes:
     """Returns the digest of the empty prefix."""
-    return blake2b(adapter.encode(), digest_size=_BYTES).digest() if adapter else b""
+    return blake2b(space.encode(), digest_size=_BYTES).digest() if space else b""
 
 
 def extended(digest: bytes, page: Sequence[int]) -> bytes:
@@ -26,10 +26,11 @@ def extended(digest: bytes, page: Sequence[int]) -> bytes:
     return blake2b(array("i", page).tobytes(), digest_size=_BYTES, key=digest or b"glassloop").digest()
 
 
-def digests(ids: Sequence[int], adapter: str = "") -> list[bytes]:
+def digests(ids: Sequence[int], space: str = "") -> list[bytes]:
     """Returns the digest of every prefix of whole pages, the shortest first. Keys and values depend on the
-    adapter that acted on the tokens, named by its SHA-256, and so does the digest."""
-    found, digest = [], _first(adapter)
+    adapter that acted on the tokens, named by its SHA-256, and on the realm, and so does the digest
+    (`Route.space`)."""
+    found, digest = [], _first(space)
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         digest = extended(digest, ids[start : start + PAGE])
         found.append(digest)
@@ -54,7 +55,11 @@ def summary(
     thread."""
     found: dict[Node, bytes] = {}
     hashes = {0: "", **(adapters or {})}
-    queue = [(root, _first(hashes[number])) for number, root in tree.roots.items() if number in hashes]
+    queue = [
+        (root, _first(hashes[number] + realm))
+        for (number, realm), root in tree.roots.items()
+        if number in hashes
+    ]
     while queue:
         node, digest = queue.pop()
         for child in [each for siblings in node.children.values() for each in siblings]:

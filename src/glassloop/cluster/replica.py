@@ -214,6 +214,7 @@ class Replica:
             pause=job.pause,
             drafts=drafts,
             owner=job.owner,
+            realm=job.realm,
             built=built,
         )
         request.arrived = perf_counter() - job.elapsed
@@ -228,7 +229,7 @@ class Replica:
         function, args, options = loads(question.call, self.llm)
         if question.has_events:
             options["on_event"] = tell
-        with owned_by(question.owner):
+        with owned_by(question.owner, apart=bool(question.realm)):
             return dumps(function(self.llm, *args, deadline=deadline, **options))
 
 

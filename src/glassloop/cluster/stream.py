@@ -39,9 +39,9 @@ class Stream:
         self._facts: dict[Run, Facts] = {}  # what this attempt has counted
 
     @property
-    def adapter(self) -> str:
-        """The SHA-256 of the adapter that the runs are computed with, or an empty text."""
-        return "" if self.needs.adapter is None else self.needs.adapter[1]
+    def space(self) -> str:
+        """What keys and values depend on beside the tokens, as in `Route.space`."""
+        return Route(needs=self.needs, realm=self.request.realm).space
 
     @property
     def is_beam(self) -> bool:
@@ -86,7 +86,8 @@ class Stream:
             priority=request.priority,
             elapsed=request.seconds,
             owner=request.owner,
-            route=Route(ids, needs=self.needs, key=self.key),
+            realm=request.realm,
+            route=Route(ids, needs=self.needs, key=self.key, realm=request.realm),
         )
 
     def continued(self) -> list[Stream]:

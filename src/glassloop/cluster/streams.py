@@ -110,7 +110,7 @@ class Streams:
             return
         stream.replica, stream.since = replica, time.monotonic()
         self._board.place(key, replica)
-        self._board.note(replica, stream.runs[0].prompt_ids, stream.adapter)
+        self._board.note(replica, stream.runs[0].prompt_ids, stream.space)
         if stream.moved is not None:
             source, reason, when = stream.moved
             stream.moved = None
@@ -127,7 +127,7 @@ class Streams:
         self._board.end(stream.key)
         if stream.replica is not None:
             first = stream.runs[0]
-            self._board.note(stream.replica, (*first.prompt_ids, *first.token_ids), stream.adapter)
+            self._board.note(stream.replica, (*first.prompt_ids, *first.token_ids), stream.space)
             stream.replica = None
         if stream.task is not None and stream.task is not asyncio.current_task():
             stream.task.cancel()
@@ -201,8 +201,8 @@ class Streams:
     def _no_replica(self, stream: Stream) -> str:
         seconds = f"for {self._patience:g} s"
         if self._board.usable():
-            what = "the same model, op set and adapter" if stream.adapter else "the same model and op set"
-            return f"no replica with {what} as before could be reached {seconds}"
+            what = "model, op set and adapter" if stream.needs.adapter else "model and op set"
+            return f"no replica with the same {what} as before could be reached {seconds}"
         return f"no replica could be reached {seconds}"
 
     # ── what comes back ────────────────────────────────────────────────────────────────────────────────────

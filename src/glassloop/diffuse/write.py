@@ -96,7 +96,7 @@ class Writer:
         self._rows = Rows(run.prompt_ids, width, [], self._mask)
         self._filling = Filling(width, self._options, self._decoder, self._mask.token)
         first = self._rows.of_pass(self._filling.places)
-        self.branch = MaskedBranch(self._rows.tokens, self._rows.kept, first)
+        self.branch = MaskedBranch(self._rows.tokens, self._rows.kept, first, request.realm)
         self.branches: Sequence[Branch] = [self.branch]
 
     def _width(self) -> int:

@@ -113,7 +113,7 @@ class Beams:
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(run.prompt_ids)
         for other in request.runs[1:]:
             other.prompt_tokens = run.prompt_tokens  # they share the records of the prompt
-        branch = Branch(list(run.prompt_ids), scored, request.adapter)
+        branch = Branch(list(run.prompt_ids), scored, request.adapter, request.realm)
         self._beams = [_Live(branch, decoder, BranchText(request.compiled), stopper, None, 0.0)]
         self._ended: list[_Ended] = []  # best first, at most as many as the search is wide
         self._first: float | None = None  # when the first tokens were taken

@@ -15,10 +15,11 @@ class Branch:
     """A sequence of tokens. What is still to compute is its tokens less those in the tree; whether that is a
     prompt, one new token or a token that was forced makes no difference."""
 
-    __slots__ = ("adapter", "path", "recorded", "tokens")
+    __slots__ = ("adapter", "path", "realm", "recorded", "tokens")
 
-    def __init__(self, tokens: list[int], recorded: int, adapter: int = 0) -> None:
+    def __init__(self, tokens: list[int], recorded: int, adapter: int = 0, realm: str = "") -> None:
         self.tokens = tokens
+        self.realm = realm  # only branches of the same realm share pages
         self.adapter = adapter  # the number of the adapter that acts on all of its rows; 0: none
         # How many tokens have a record or need none. Each later one, known or not, is scored or chosen.
         self.recorded = recorded
@@ -35,7 +36,7 @@ class Branch:
 
     def enter(self, tree: KVTree) -> None:
         """Holds what the tree has of the rows whose results are not wanted."""
-        self.path = tree.match(self.tokens, self.first_wanted, self.adapter)
+        self.path = tree.match(self.tokens, self.first_wanted, self.adapter, self.realm)
 
     def leave(self, tree: KVTree) -> None:
         if self.path is not None:
@@ -57,7 +58,7 @@ class Branch:
             tree.cut(self.path, len(self.tokens) - 1)
 
     def fork(self, tree: KVTree) -> Branch:
-        twin = Branch(self.tokens.copy(), self.recorded, self.adapter)
+        twin = Branch(self.tokens.copy(), self.recorded, self.adapter, self.realm)
         twin.path = None if self.path is None else tree.fork(self.path)
         return twin
 

@@ -54,7 +54,7 @@ class DraftModel:
         paths: list[Path] = []
         try:
             for draft in drafts:
-                paths.append(self.tree.match(draft.text, len(draft.text) - 1))
+                paths.append(self.tree.match(draft.text, len(draft.text) - 1, realm=draft.realm))
             # Those with the least to compute come first: a long text must not keep the others from drafts.
             pairs = zip(drafts, paths, strict=True)
             growing = sorted(pairs, key=lambda pair: len(pair[0].text) - pair[1].length)
@@ -136,6 +136,7 @@ class ModelGuesser:
 
     def __init__(self, model: Drafting, run: Run, decoder: Decoder, step_cost: StepCost) -> None:
         self.run = run
+        self.realm = ""  # of its request
         self.text: Sequence[int] = ()  # of the run; it may have grown since the draft was made
         self.made: list[int] = []  # the draft
         self.decoder = decoder  # while a draft is made, a fork of the run's own

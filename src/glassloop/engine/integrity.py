@@ -24,7 +24,7 @@ def check(tree: KVTree) -> None:
                 needed[node.number] = needed.get(node.number, 0) + 1
                 _must(GONE not in node.pages, "what a path can see has its pages")
                 _must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
-            above = path.nodes[index - 1] if index else tree.roots[path.adapter]
+            above = path.nodes[index - 1] if index else tree.roots[path.adapter, path.realm]
             if node.parent is None:
                 private[node.number] = node
                 _must(node.refs == 1 and not node.tokens, "a node outside of the tree has one path")

@@ -112,9 +112,8 @@ class Loop:
         self._recent_runs.forget(run)
         trees = {self.tree} if self._draft_model is None else {self.tree, self._draft_model.tree}
         for tree in trees:
-            for adapter in list(tree.roots):
-                for text in texts:
-                    tree.forget_text(text, adapter)
+            for text in texts:
+                tree.forget_text(text)
 
     def remove_adapter(self, name: str) -> None:
         """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
@@ -321,6 +320,7 @@ class Loop:
             guesser = Lookup(self._step_cost, self._recent_runs.of(request.owner))
         elif request.drafts and self._draft_model is not None:
             guesser = self._draft_model.guesser(run, decoder, self._step_cost)
+            guesser.realm = request.realm
         tools = (self.tokenizer, self._pieces, guesser, self._recent_runs, self.scheduler.add)
         return Sample(request, run, order, decoder, *tools)
 

@@ -75,7 +75,7 @@ class MaskDrafts:
             count = min(draft.wanted, room)
             if count < 1 or draft.run.sampling.adapter is not None:
                 continue
-            plain = self.tree.match(draft.text, known)
+            plain = self.tree.match(draft.text, known, realm=draft.realm)
             paths.append(plain)
             if plain.length < known:
                 continue

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.owner import current_realm
 from glassloop.engine.reading import Reading
 from glassloop.engine.task import Counters, Row, View
 from glassloop.engine.tree import KVTree, Path
@@ -66,8 +67,8 @@ class MaskedBranch(Branch):
 
     __slots__ = ("computed", "kept", "next", "scratch")
 
-    def __init__(self, tokens: list[int], kept: list[MaskedRow], first: Pass) -> None:
-        super().__init__(tokens, len(tokens) + 1)  # no row of the plain text is wanted
+    def __init__(self, tokens: list[int], kept: list[MaskedRow], first: Pass, realm: str = "") -> None:
+        super().__init__(tokens, len(tokens) + 1, realm=realm)  # no row of the plain text is wanted
         self.kept = kept
         self.next = first
         self.computed = 0  # of the kept rows
@@ -128,7 +129,7 @@ class Masked(Reading):
         deadline: Deadline | None = None,
     ) -> None:
         super().__init__(tokens, len(tokens), lambda found: None, None, deadline)
-        self.branch = MaskedBranch(tokens, kept, first)
+        self.branch = MaskedBranch(tokens, kept, first, current_realm())
         self.branches: Sequence[Branch] = [self.branch]
         self.cached_tokens = 0
         self._pilot = pilot

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _OWNER: ContextVar[str] = ContextVar("glassloop_owner", default="")
+_REALM: ContextVar[str] = ContextVar("glassloop_realm", default="")
 
 
 def current_owner() -> str:
@@ -19,12 +20,19 @@ def current_owner() -> str:
     return _OWNER.get()
 
 
+def current_realm() -> str:
+    """Returns the owner if it is kept apart from the others, else nothing. Only requests of the same realm
+    share keys and values."""
+    return _REALM.get()
+
+
 @contextmanager
-def owned_by(owner: str) -> Iterator[None]:
-    """Gives the requests that are made in this context an owner. Threads that it starts have a context of
-    their own."""
-    before = _OWNER.set(owner)
+def owned_by(owner: str, *, apart: bool = False) -> Iterator[None]:
+    """Gives the requests that are made in this context an owner, which is kept `apart` from the others or
+    not. Threads that it starts have a context of their own."""
+    before, realm = _OWNER.set(owner), _REALM.set(owner if apart else "")
     try:
         yield
     finally:
         _OWNER.reset(before)
+        _REALM.reset(realm)

@@ -16,7 +16,7 @@ import numpy as np
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
-from glassloop.engine.owner import current_owner
+from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.task import CANCELLED, Counters, Program, Row
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -56,7 +56,7 @@ class Reading:
         self.owner = current_owner()
         self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
-        self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter)]
+        self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter, current_realm())]
         self._take = take
         self._error: Exception | None = None
         self._over = Event()

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Pause
-from glassloop.engine.owner import current_owner
+from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.task import Counters, Task
 from glassloop.errors import GlassloopError, contained, described
+from glassloop.ops.batch import PAGE
 from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
 
@@ -47,6 +48,7 @@ class Request:
     abandoned: Ending | None = None  # how it has to end, once its listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
     owner: str = field(default_factory=current_owner)  # the client whose request it is
+    realm: str = field(default_factory=current_realm)  # its owner, if clients are kept apart
     adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.
     built: Compiled | GlassloopError | None = None
@@ -124,6 +126,9 @@ class Request:
 
     def begin(self, now: float, cached: int) -> None:
         self.started = now
+        # Other clients may have computed it, whose texts must not be found out token by token.
+        if self.owner and not self.realm:
+            cached -= cached % PAGE
         for run in self.runs:
             run.timings.queue = now - self.arrived
             run.cached_tokens = cached

@@ -58,7 +58,7 @@ class Sample:
         scored = 1 + len(run.prompt_tokens) if run.sampling.prompt_logprobs else len(known)
         if scored >= len(run.prompt_ids):
             scored = len(known)
-        self.branches = [Branch(known + request.forced, scored, request.adapter)]
+        self.branches = [Branch(known + request.forced, scored, request.adapter, request.realm)]
         self._first: float | None = None  # when the first token was taken
         # Not `run.finish_reason`: the caller that is told of the end may continue the run at once.
         self.ended = False

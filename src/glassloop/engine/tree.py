@@ -5,7 +5,8 @@ and a fork is one more path through the same nodes. Where two paths part in the 
 gets a copy of it. Nodes that no path holds stay as long as there is room, and the least recently used are
 evicted first. So the tree of prefixes, of forks, of beams and of samples is one tree.
 
-Keys and values depend on the adapter that acted on the tokens, so each adapter has a root of its own.
+Keys and values depend on the adapter that acted on the tokens, so each adapter has a root of its own; so has
+each realm, a client that is kept apart from the others (`Request.realm`).
 
 Layers with a sliding window have pages of their own. A page that lies behind the window of every path is
 needed again only if a path comes back to it, so it may be given back before its node is evicted.
@@ -26,6 +27,7 @@ from glassloop.ops.batch import PAGE, Int32, pages_for
 from glassloop.ops.kv_cache import Pages
 
 GONE = -1  # a page of a window that was given back
+_MANY_ROOTS = 1024  # from which on those without nodes are dropped
 
 
 class NoRoom(GlassloopError):
@@ -56,10 +58,11 @@ class Node:
 class Path:
     """The nodes of one branch, from the root on, held until the path is released."""
 
-    __slots__ = ("adapter", "behind", "fresh", "length", "nodes", "table")
+    __slots__ = ("adapter", "behind", "fresh", "length", "nodes", "realm", "table")
 
-    def __init__(self, groups: int, adapter: int) -> None:
+    def __init__(self, groups: int, adapter: int, realm: str) -> None:
         self.adapter = adapter  # the number of the adapter that its tokens are computed with; 0: none
+        self.realm = realm  # only paths of the same realm share nodes
         self.nodes: list[Node] = []
         self.length = 0  # in tokens; the last node may hold more tokens, of other paths
         self.behind = 0  # how many nodes lie wholly behind the widest window
@@ -102,7 +105,7 @@ class KVTree:
         self.pages: list[Pages] = transformer.ops.cache(transformer.cache_specs, memory)
         self.free = list(range(self.pages[0].count - 1, -1, -1))
         self.root = Node(None, [], [], 0)  # of what was computed without an adapter
-        self.roots = {0: self.root}  # by adapter
+        self.roots = {(0, ""): self.root}  # by adapter and realm
         self._numbers = count(1)
         self._clock = 0
         self._promises = 0  # the last number that stood for a token
@@ -114,10 +117,10 @@ class KVTree:
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def match(self, tokens: Sequence[int], limit: int, adapter: int = 0) -> Path:
-        """Returns a new path along the longest prefix of the tokens that was computed with this adapter, at
-        most `limit` of them."""
-        path = Path(len(self.pages), adapter)
+    def match(self, tokens: Sequence[int], limit: int, adapter: int = 0, realm: str = "") -> Path:
+        """Returns a new path along the longest prefix of the tokens that was computed with this adapter in
+        this realm, at most `limit` of them."""
+        path = Path(len(self.pages), adapter, realm)
         self.paths.add(path)
         found: list[Node] = []
         length = 0
@@ -228,7 +231,7 @@ class KVTree:
                 tail.ready = min(tail.ready, offset)
 
     def fork(self, path: Path) -> Path:
-        twin = Path(len(self.pages), path.adapter)
+        twin = Path(len(self.pages), path.adapter, path.realm)
         self.paths.add(twin)
         self._enter(twin, path.nodes, path.length)
         return twin
@@ -293,24 +296,33 @@ class KVTree:
     # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _root_of(self, path: Path) -> Node:
-        if path.adapter not in self.roots:
-            self.roots[path.adapter] = Node(None, [], [], 0)
-        return self.roots[path.adapter]
+        key = path.adapter, path.realm
+        if key not in self.roots:
+            self._drop_roots()
+            self.roots[key] = Node(None, [], [], 0)
+        return self.roots[key]
+
+    def _drop_roots(self) -> None:
+        """Drops the roots that have no nodes and no paths, if there are many of them."""
+        if len(self.roots) > _MANY_ROOTS:
+            used = {(path.adapter, path.realm) for path in self.paths} | {(0, "")}
+            self.roots = {key: root for key, root in self.roots.items() if root.children or key in used}
 
     def forget(self, adapter: int) -> None:
         """Gives back all that was computed with an adapter, which no path has now or will have."""
-        nodes = [self.roots.pop(adapter)] if adapter in self.roots else []
+        nodes = [self.roots.pop(key) for key in list(self.roots) if key[0] == adapter]
+        roots = len(nodes)
         for node in nodes:
             for children in node.children.values():
                 nodes.extend(children)
-        for node in reversed(nodes[1:]):
+        for node in reversed(nodes[roots:]):
             self._remove(node)
 
-    def forget_text(self, tokens: Sequence[int], adapter: int = 0) -> None:
-        """Gives back the pages of a text that was computed with an adapter, from its end on, as far as no
-        path holds them and no other text goes on from them."""
+    def forget_text(self, tokens: Sequence[int]) -> None:
+        """Gives back the pages of a text, from its end on, as far as no path holds them and no other text
+        goes on from them."""
         found: list[Node] = []
-        parents = [self.roots[adapter]] if adapter in self.roots else []
+        parents = list(self.roots.values())
         while parents:
             node = parents.pop()
             start = (node.depth + 1) * PAGE

@@ -83,7 +83,7 @@ class AccessControl:
         try:
             preflight = self._preflight(scope) if origin is not None else None
             self._check(scope, is_allowed=origin is not None, needs_key=preflight is None)
-            with owned_by(client_of(HTTPConnection(scope))):
+            with owned_by(client_of(HTTPConnection(scope)), apart=self._settings.keeps_apart):
                 await (preflight or self._app)(scope, receive, answer)
         except ClientGone:
             status = 499

@@ -26,6 +26,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    separate_keys: bool | None = None  # whether keys share no cache; by default if there are several
     open_to_all: bool = False  # bind wider than this machine without a key
     keep: int | None = None  # runs that are kept once they have ended; the store keeps all if not given
     # A file, or a PostgreSQL URL, in which they outlive the process; in memory if there is none.
@@ -43,6 +44,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self, _TEXT, "model", "host")
         check_fields(self, _FLAG, "open_to_all", "log_prompts")
+        check_fields(self, _FLAG, "separate_keys", optional=True)
         check_fields(self, _WHOLE, "port", "most_body", "most_choices")
         check_fields(self, _WHOLE, "keep", "most_prompt", optional=True)
         check_fields(self, _SECONDS, "timeout", "grace")
@@ -70,6 +72,11 @@ class Settings:
                     f"--allow-origin is {shown(origin)}; a site as browsers write it is expected, in lower"
                     " case and without a path, such as https://app.example or http://localhost:5173"
                 )
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether clients with different keys share nothing that the engine has computed."""
+        return len(self.api_keys) > 1 if self.separate_keys is None else self.separate_keys
 
     @property
     def warnings(self) -> list[str]:
