@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,33 @@ def test_one_client_does_not_hold_all_streams(tiny_file: Path) -> None:
         statuses = [follow("mallory") for _ in range(140)]
         assert statuses.count(200) == 128 and statuses.count(429) == 12
         assert [follow("alice") for _ in range(8)] == [200] * 8
+        assert server.held_up() == []
+
+
+def test_long_edits_of_one_client_do_not_hold_up_those_of_another(tiny_file: Path) -> None:
+    flags = (
+        "--kv-memory",
+        "64MB",
+        "--grace",
+        "1",
+        "--api-key",
+        "key-of-alice",
+        "--api-key",
+        "key-of-mallory",
+    )
+    with serving(*flags, model=tiny_file) as server, contextlib.ExitStack() as stack:
+        long = {
+            "text": "ab" * 60,
+            "check": "contains:what nobody would write",
+            "budget": 200_000,
+            "candidates": 2,
+        }
+        for _ in range(20):
+            connection = stack.enter_context(contextlib.closing(server.connect()))
+            headers = {"authorization": "Bearer key-of-mallory", "content-type": "application/json"}
+            connection.request("POST", "/api/edits/repair", json.dumps(long), headers)
+        short, headers = {"text": "abc", "budget": 10}, {"authorization": "Bearer key-of-alice"}
+        assert server.ask("POST", "/api/edits/repair", short, headers=headers, timeout=60).status == 200
         assert server.held_up() == []
 
 

@@ -62,7 +62,8 @@ class Replica:
         self._reporter = ThreadPoolExecutor(1, "glassloop report")
         self._preparing = ThreadPoolExecutor(2, "glassloop job")
         self._asking = ThreadPoolExecutor(4, "glassloop question")
-        self._operating = ThreadPoolExecutor(4, "glassloop operation")  # for questions that take long
+        # For questions that take long, in which their threads wait for the engine.
+        self._operating = ThreadPoolExecutor(16, "glassloop operation")
         self._prefixes: frozenset[bytes] = frozenset()
         self._digests: dict[Node, bytes] = {}
         self._summed = (-1, 0.0)  # the number of steps and the time of the last look through the tree

@@ -76,13 +76,10 @@ class Database(Protocol):
 
     name: str  # where it is, for people; without a password
     path: Path | None  # its file, if it is one
+    contains: str  # a condition with one value: a text, in lower case, that the texts of a run contain
     brief_facts: str  # an expression: the part of the facts that a brief list shows
     # Columns beside those that all stores have, and their values, from the texts of a run that are searched.
     search_columns: tuple[str, ...]
-
-    def contains(self, folded: str) -> tuple[str, list[object]]:
-        """Returns the condition for runs whose texts contain this one, given in lower case (`casefold`), and
-        the values in it."""
 
     def search_values(self, texts: Sequence[str | None]) -> tuple[object, ...]: ...
 

@@ -3,7 +3,6 @@ A store selects its rows by it, and a server its runs in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from glassloop.trace.messages import text_of
@@ -23,9 +22,9 @@ class Listing:
     search: str = ""  # a part of the title, the prompt, the conversation or the text, or the start of an id
     before: tuple[float, str] | None = None  # when the run before the first one was added, and its id
 
-    def where(self, contains: Callable[[str], tuple[str, list[object]]]) -> tuple[str, list[object]]:
-        """Returns the condition in SQL, with its values. `contains` gives the database's condition for a
-        search, with its values."""
+    def where(self, contains: str) -> tuple[str, list[object]]:
+        """Returns the condition in SQL, with its values. `contains` is the database's condition for a
+        search."""
         parts, values = ["1 = 1"], list[object]()
         if self.tree is not None:
             parts.append("tree = ?")
@@ -35,9 +34,8 @@ class Listing:
             values += self.before
         if self.search:
             folded = self.search.casefold()
-            found, found_values = contains(folded)
-            parts.append(f"({found} OR substr(id, 1, ?) = ?)")
-            values += [*found_values, len(folded), folded]
+            parts.append(f"({contains} OR substr(id, 1, ?) = ?)")
+            values += [folded, len(folded), folded]
         return " AND ".join(parts), values
 
     def has(self, run: Run, tree: str, added: float) -> bool:

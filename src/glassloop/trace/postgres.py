@@ -82,6 +82,7 @@ class Postgres:
     """
 
     path: Path | None = None
+    contains = "EXISTS (SELECT 1 FROM unnest(folded) AS part WHERE position(? IN part) > 0)"
     brief_facts = """json_build_object(
         'sampling', json_build_object('beam_width', facts #> '{sampling,beam_width}'),
         'prompt_ids', CASE WHEN title IS NULL THEN facts -> 'prompt_ids' END,
@@ -123,9 +124,6 @@ class Postgres:
         self._reader = Connection(self.connect)
         self._writer = Connection(self.connect)
         self._searcher = Connection(self.connect)
-
-    def contains(self, folded: str) -> tuple[str, list[object]]:
-        return "EXISTS (SELECT 1 FROM unnest(folded) AS part WHERE position(? IN part) > 0)", [folded]
 
     def search_values(self, texts: Sequence[str | None]) -> tuple[object, ...]:
         return ([text.casefold() for text in texts if text],)

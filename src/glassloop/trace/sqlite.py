@@ -6,7 +6,6 @@ reading never waits for a writer.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from glassloop.trace.database import Connection, Rows, Stop
 from glassloop.trace.listing import contains
 from glassloop.trace.tables import prepare, touch, transaction
 
-_SEARCHED = ("title", "prompt", "talk", "text")
 _STEPS = 200  # of SQLite's machine, about ten rows, after which a search looks whether it has to stop
 
 
@@ -25,6 +23,7 @@ class SQLite:
     """An SQLite file, created when it is first written. `patience` is how many seconds a write waits for
     other processes."""
 
+    contains = "contains(?, title, prompt, talk, text)"
     brief_facts = """CASE WHEN json_valid(facts) THEN json_object(
         'sampling', json_object('beam_width', json_extract(facts, '$.sampling.beam_width')),
         'prompt_ids', CASE WHEN title IS NULL THEN json_extract(facts, '$.prompt_ids') END,
@@ -41,16 +40,6 @@ class SQLite:
         self._reader = Connection(self._connect)
         self._writer = Connection(self._connect)
         self._searcher = Connection(self._connect)
-
-    def contains(self, folded: str) -> tuple[str, list[object]]:
-        if "\x00" in folded:  # where a pattern of LIKE would end
-            return "contains(?, title, prompt, talk, text)", [folded]
-        # LIKE folds ASCII alone, which is enough for texts of ASCII alone: as long in bytes as in characters.
-        # It is fast, and does not hold Python's lock.
-        part = "({0} LIKE ? ESCAPE '\\' OR (length(CAST({0} AS BLOB)) <> length({0}) AND contains(?, {0})))"
-        pattern = "%" + re.sub(r"([%_\\])", r"\\\1", folded) + "%"
-        found = " OR ".join(part.format(name) for name in _SEARCHED)
-        return f"({found})", [pattern, folded] * len(_SEARCHED)
 
     def search_values(self, texts: Sequence[str | None]) -> tuple[object, ...]:
         return ()

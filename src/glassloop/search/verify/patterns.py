@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import BoundedSemaphore
+from threading import Event, Lock
 from typing import Any
 
 from glassloop.child import Child, Patience
@@ -84,11 +85,44 @@ def _text(found: object) -> str | None:
     return found if isinstance(found, str) else None
 
 
+class _Turns:
+    """Places that threads take in the order in which they ask for one: who gives one back and asks again is
+    the last."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._lock = Lock()
+        self._waiting: deque[Event] = deque()
+
+    def take(self, seconds: float) -> bool:
+        """Takes a place; returns False if there is none within this time."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return True
+            turn = Event()
+            self._waiting.append(turn)
+        if turn.wait(seconds):
+            return True
+        with self._lock:
+            if turn.is_set():
+                return True
+            self._waiting.remove(turn)
+            return False
+
+    def give_back(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1
+
+
 class _Workers:
     """The processes that search; each is started when it is first needed. Threads share them."""
 
     def __init__(self) -> None:
-        self._places = BoundedSemaphore(_WORKERS)
+        self._places = _Turns(_WORKERS)
         self._idle: list[Child] = []
 
     def ask(self, pattern: str, text: str, wanted: str, until: Deadline | None) -> Any:
@@ -108,7 +142,7 @@ class _Workers:
         if until is not None:
             until.check()
         seconds = _SECONDS_TO_WAIT if until is None else min(_SECONDS_TO_WAIT, until.left)
-        if not self._places.acquire(timeout=seconds):
+        if not self._places.take(seconds):
             if until is not None:
                 until.check()
             raise Busy("other patterns are searched, for too long; try again later")
@@ -122,7 +156,7 @@ class _Workers:
                 raise
             self._idle.append(child)
         finally:
-            self._places.release()
+            self._places.give_back()
 
 
 def _start() -> Child:
