@@ -89,7 +89,7 @@ def test_on_a_terminal_nothing_is_obeyed_and_lines_fit():
         (("layers", TIRED, "--picture", "/nowhere/a.svg"), "cannot write /nowhere/a.svg"),
         (("layers", "missing.glass"), "missing.glass"),
         (("layers", "0123456789abcdef"), "0123456789abcdef"),
-        (("neighbours", ""), "the text is empty"),
+        (("neighbours", ""), "of is empty"),
     ],
 )
 def test_errors_are_one_line(arguments, said, tmp_path):

@@ -93,7 +93,7 @@ def test_searches_edits_and_diffusion_over_http(model, single, holes, written):
         "search": {"method": "vote", "n": 3, "extract": "text", "paths": True},
     }
     edit = {"before": TEXT, "after": " and slept", "tokens": 3, "candidates": 3, "sampling": {"seed": 3}}
-    repair = {"text": TEXT, "budget": 400, "candidates": 2, "tokens": 2, "check": "contains:moon"}
+    repair = {"text": TEXT, "budget": 400, "candidates": 2, "check": "contains:moon"}
     try:
         with listening(make_app(site.service)) as client:
             found = client.post("/v1/chat/completions", json=chat).json()

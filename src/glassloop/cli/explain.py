@@ -13,7 +13,6 @@ from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
 from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import NoSuchToken
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
@@ -143,6 +142,8 @@ takes_sampling(explain, prefix="What if", unset=True)
 @contextmanager
 def _naming_step() -> Iterator[None]:
     """Calls the place of a token by the option that gives it."""
+    from glassloop.trace.run import NoSuchToken
+
     try:
         yield
     except NoSuchToken as error:

@@ -190,6 +190,11 @@ class _Run:
         return total <= until if self.recorded.finish == "length" else total < until
 
 
+def _spent(run: _Run) -> int:
+    """Returns how many tokens a run has cost, as `Path.spent` counts them."""
+    return max(len(run.tokens), int(run.end is not None and not run.recorded.tokens))
+
+
 class Playback:
     """A search that takes its paths from recorded samples, in the place of the engine."""
 
@@ -223,7 +228,7 @@ class Playback:
                 elif path.number in ended:
                     method.ended(self.paths, path)
         winner = method.answer(self.paths)
-        spent = sum(len(self._runs[path.number].tokens) for path in self.paths)
+        spent = sum(_spent(self._runs[path.number]) for path in self.paths)
         if winner is None:
             return Outcome(False, spent, None, len(self.paths))
         chosen = self._runs[winner.number].recorded
