@@ -2,7 +2,7 @@
 
 Each owner of requests has one row in every step, of a run that waits for its next token. All other rows (more
 samples, beams, drafts, prompts, masks, readings) share an allowance of time, which grows with every step by
-six tenths of what one row for each owner takes: so on average a step takes less than twice as long as if
+half of what one row for each owner takes: so on average a step takes less than twice as long as if
 every owner had one plain run. Rows that have to be computed together may exceed it once and are paid for by
 the steps after. The owner that has had the least of that time goes first.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from glassloop.engine.drafts import StepCost, tracked
 from glassloop.engine.task import Task, Work
 
-_BEYOND = 0.6  # of the time of one row for each owner: what all other rows may take
+_BEYOND = 0.5  # of the time of one row for each owner: what all other rows may take
 _ROW_SHARE = 0.2  # of the time of a step with one row: the cost of another row, before one was measured
 
 
