@@ -122,11 +122,15 @@ def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
 
 
 def rules_of(chain: tuple[Stage, ...], ops: RowOps) -> tuple[Ruling, ...] | None:
-    """Returns the rules of the stages, or None if the op set has no chooser or a stage has no rule."""
+    """Returns the rules of the stages, or None if the op set has no chooser or a stage has no rule that the
+    chooser follows."""
     if ops.chooser is None:
         return None
     check_chooser(ops.chooser)  # type: ignore[arg-type]  # mypy does not know that modules are hashable
-    rules = tuple(stage.rule for stage in chain if stage.rule is not None)
+    follows_all = ops.chooser.follows_whole_rows
+    rules = tuple(
+        stage.rule for stage in chain if stage.rule is not None and (follows_all or not stage.whole)
+    )
     return rules if len(rules) == len(chain) else None
 
 

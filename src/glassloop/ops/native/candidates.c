@@ -12,13 +12,12 @@
 #include "choosing.h"
 #include "exact.h"
 
-#define FIRST_HEAD 64 /* how many logits are sorted at first */
 #define SHORTEST 16   /* a head that changes have left shorter than this is sorted anew */
-#define GROWTH 8      /* how many times as many are sorted when the head was not enough */
-#define SLACK 1e-9    /* probability masses closer than this count as equal, so that rounding never decides a cut */
+#define LONG 256      /* a head longer than this is not sorted by comparing its tokens */
+#define BLOCK 256     /* weights that are computed at a time */
 
 /* Returns 0, and notes the failure, if there is no memory. */
-static int make_room(candidates *c, int64_t wanted) {
+int make_room(candidates *c, int64_t wanted) {
     if (wanted <= c->room) return 1;
     gl_candidate *head = realloc(c->head, (size_t)wanted * sizeof *head);
     if (!head) {
@@ -42,6 +41,7 @@ static candidates new_candidates(const gl_line *line, const row_facts *facts, in
     int64_t size = line->request->head;
     candidates c = {.request = line->request, .facts = facts, .logits = line->logits, .width = width,
                     .row = line->logits, .scale = 1};
+    for (int64_t i = 0; i < line->request->count; i++) c.anew |= line->request->rules[i].action > GL_RULE_PROBABILITY;
     if (!make_room(&c, MAX(size, 1))) return c;
     memcpy(c.head, facts->highest, size * sizeof *c.head);
     set_head(&c, size, size);
@@ -52,15 +52,9 @@ static candidates new_candidates(const gl_line *line, const row_facts *facts, in
 void free_candidates(candidates *c) {
     for (int64_t i = c->changed - 1; i >= 0; i--) c->logits[c->changes[i].id] = c->changes[i].before;
     free(c->head);
+    free(c->sums);
     free(c->own);
     free(c->changes);
-}
-
-/* For qsort: descending logits, ties by lower id. */
-int by_logit(const void *a, const void *b) {
-    const gl_candidate *x = a, *y = b;
-    if (x->value != y->value) return x->value < y->value ? 1 : -1;
-    return x->id < y->id ? -1 : x->id > y->id;
 }
 
 /* What was found in the row as the rules have left it, if it is on another device. */
@@ -93,6 +87,26 @@ static void sort_found(candidates *c) {
     c->sorted = 1;
 }
 
+/* The same as the rest of `sort_head` for many tokens: in the order of their ids, each once, they are sorted fast. */
+static void sort_long_head(candidates *c) {
+    uint8_t *in_head = calloc((size_t)c->width, 1);
+    gl_candidate *memory = malloc(((size_t)c->size + 1) * sizeof *memory);
+    if (!in_head || !memory) c->failure = GL_NO_MEMORY;
+    else {
+        int64_t size = 0;
+        for (int64_t i = 0; i < c->size; i++) in_head[c->head[i].id] = 1;
+        for (int64_t id = 0; id < c->width; id++) {
+            memory[size] = (gl_candidate){c->row[id], (int32_t)id};
+            size += in_head[id] && c->row[id] > c->bound;
+        }
+        gl_sort(memory, c->head, size);
+        c->size = size;
+        c->sorted = 1;
+    }
+    free(in_head);
+    free(memory);
+}
+
 /* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
  * now comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
 static void sort_head(candidates *c) {
@@ -101,11 +115,15 @@ static void sort_head(candidates *c) {
         sort_found(c);
         return;
     }
+    if (c->size > LONG) {
+        sort_long_head(c);
+        return;
+    }
     for (int64_t i = 0; i < c->size; i++) {
         int32_t id = c->head[i].id;
         if (c->row[id] > c->bound) c->head[size++] = (gl_candidate){c->row[id], id};
     }
-    qsort(c->head, size, sizeof *c->head, by_logit);
+    qsort(c->head, size, sizeof *c->head, gl_by_logit);
     for (int64_t i = 0; i < size; i++)
         if (!kept || c->head[i].id != c->head[kept - 1].id) c->head[kept++] = c->head[i];
     c->size = kept;
@@ -113,7 +131,7 @@ static void sort_head(candidates *c) {
 }
 
 /* Sorts at least `count` survivors, or all that there are. */
-static void grow(candidates *c, int64_t count) {
+void grow(candidates *c, int64_t count) {
     if (!c->sorted) sort_head(c);
     if (c->failure || c->complete || c->size >= count) return;
     int64_t top = MIN(MAX(count, FIRST_HEAD), c->width);
@@ -159,13 +177,52 @@ static float edited_logit(const gl_request *request, gl_candidate one) {
     return value;
 }
 
+/* The place of a token in the sorted head, or -1. */
+int64_t place_of(const candidates *c, int32_t id) {
+    if (!c->row) {
+        for (int64_t i = 0; i < c->size; i++)
+            if (c->head[i].id == id) return i;
+        return -1;
+    }
+    gl_candidate one = {c->row[id], id};
+    int64_t low = 0, high = c->size;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (gl_by_logit(&c->head[middle], &one) < 0) low = middle + 1;
+        else high = middle;
+    }
+    return low < c->size && c->head[low].id == id ? low : -1;
+}
+
 /* The logit of a token whose logit before any rule is known; minus infinity if it was removed. */
 double logit_of(const candidates *c, gl_candidate one) {
     if (!c->listed && c->row) return (double)c->row[one.id] * c->scale;
     if (!c->listed) return (double)edited_logit(c->request, one) * c->scale;
-    for (int64_t i = 0; i < c->size; i++)
-        if (c->head[i].id == one.id) return head_logit(c, i);
-    return -INFINITY;
+    int64_t place = place_of(c, one.id);
+    return place < 0 ? -INFINITY : head_logit(c, place);
+}
+
+/* The sums of the weights of the head's tokens, one after another, or NULL if there is no memory. */
+const double *sums_of(candidates *c) {
+    if (c->size > c->sums_room) {
+        double *sums = realloc(c->sums, (size_t)c->size * sizeof *sums);
+        if (!sums) {
+            c->failure = GL_NO_MEMORY;
+            return NULL;
+        }
+        c->sums = sums;
+        c->sums_room = c->size;
+    }
+    double sum = c->summed ? c->sums[c->summed - 1] : 0;
+    while (c->summed < c->size) {
+        float some[BLOCK];
+        int64_t count = MIN(BLOCK, c->size - c->summed);
+        for (int64_t i = 0; i < count; i++) some[i] = c->head[c->summed + i].value;
+        gl_active()->weigh(some, count, c->scale, head_logit(c, 0), c->sums + c->summed);
+        for (int64_t i = 0; i < count; i++) c->sums[c->summed + i] = sum += c->sums[c->summed + i];
+        c->summed += count;
+    }
+    return c->sums;
 }
 
 /* Log-sum-exp over all survivors. */
@@ -177,17 +234,26 @@ double log_sum_exp_of(candidates *c) {
         c->failure = GL_NEEDS_ROW;
         return NAN;
     }
-    if (!c->listed) return gl_log_sum_exp(c->row, c->width, c->scale);
-    double most = head_logit(c, 0), sum = 0;
-    for (int64_t i = 0; i < c->size; i++) sum += gl_exp(head_logit(c, i) - most);
-    return most + gl_log(sum);
+    if (c->listed) {
+        const double *sums = sums_of(c);
+        return sums ? head_logit(c, 0) + gl_log(sums[c->size - 1]) : NAN;
+    }
+    if (!c->has_row_sum) c->row_sum = gl_log_sum_exp(c->row, c->width, c->scale);
+    c->has_row_sum = 1;
+    return c->row_sum;
 }
 
 /* To be called before logits of the row are changed. */
-static void touch(candidates *c) {
+void touch(candidates *c) {
+    c->touched = 1;
+    c->summed = c->has_row_sum = 0;
+    if (c->anew && !c->listed) {
+        c->size = c->complete = 0;
+        c->sorted = 1;
+        return;
+    }
     if (c->sorted) c->bound = c->complete || !c->size ? -INFINITY : c->head[c->size - 1].value;
     c->sorted = 0;
-    c->touched = 1;
 }
 
 /* Returns whether a rule has ids, all of them ids of the row. */
@@ -209,7 +275,7 @@ static int done_elsewhere(candidates *c) {
 }
 
 /* Makes room to note `count` more changes. */
-static int may_change(candidates *c, int64_t count) {
+int may_change(candidates *c, int64_t count) {
     if (c->own || c->changed + count <= c->changes_room) return 1;
     int64_t room = MAX(c->changed + count, 2 * c->changes_room + 256);
     struct change *changes = realloc(c->changes, (size_t)room * sizeof *changes);
@@ -222,7 +288,7 @@ static int may_change(candidates *c, int64_t count) {
     return 1;
 }
 
-static void put(candidates *c, int32_t id, float value) {
+void put(candidates *c, int32_t id, float value) {
     if (!c->own) c->changes[c->changed++] = (struct change){id, c->row[id]};
     c->row[id] = value;
 }
@@ -235,7 +301,7 @@ static void move(candidates *c, const gl_rule *r) {
     touch(c);
     for (int64_t i = 0; i < r->count; i++) {
         put(c, ids[i], moved(r, i, c->row[ids[i]], c->scale));
-        if (!c->listed) c->head[c->size++].id = ids[i];
+        if (!c->listed && !c->anew) c->head[c->size++].id = ids[i];
     }
 }
 
@@ -246,69 +312,28 @@ static void remove_ids(candidates *c, const gl_rule *r) {
     for (int64_t i = 0; i < r->count; i++) put(c, ids[i], -INFINITY);
 }
 
+/* Makes a copy of the row, which the rules may change in any way. Returns 0, and notes the failure, if it cannot. */
+int own_row(candidates *c) {
+    if (c->own) return 1;
+    c->own = malloc((size_t)c->width * sizeof *c->own);
+    if (!c->own) {
+        c->failure = GL_NO_MEMORY;
+        return 0;
+    }
+    memcpy(c->own, c->row, c->width * sizeof *c->own);
+    c->row = c->own;
+    return 1;
+}
+
 static void keep_mask(candidates *c, const gl_rule *r) {
     const uint8_t *allowed = r->which;
     if (r->selection != GL_MASK || r->count != c->width) {
         c->failure = GL_WRONG_RULE;
         return;
     }
-    if (done_elsewhere(c)) return;
-    if (!c->own) {
-        c->own = malloc((size_t)c->width * sizeof *c->own);
-        if (!c->own) {
-            c->failure = GL_NO_MEMORY;
-            return;
-        }
-        memcpy(c->own, c->row, c->width * sizeof *c->own);
-        c->row = c->own;
-    }
+    if (done_elsewhere(c) || !own_row(c)) return;
     touch(c);
     for (int64_t i = 0; i < c->width; i++) c->row[i] = allowed[i] ? c->row[i] : -INFINITY;
-}
-
-static void keep_first(candidates *c, int64_t count) {
-    grow(c, count);
-    if (c->complete && c->size <= count) return;
-    c->size = MIN(c->size, count);
-    c->complete = c->listed = 1;
-}
-
-/* Keeps the tokens with this logit or a higher one, and in any case the highest and all that equal it. */
-static void keep_from(candidates *c, double logit) {
-    logit = MIN(logit, head_logit(c, 0));
-    while (!c->complete && head_logit(c, c->size - 1) >= logit) {
-        grow(c, c->size * GROWTH);
-        if (c->failure) return;
-    }
-    int64_t count = c->size;
-    while (head_logit(c, count - 1) < logit) count--;
-    keep_first(c, count);
-}
-
-/* Keeps the fewest of the highest that together have this much of the probability. */
-static void keep_mass(candidates *c, double mass) {
-    for (;;) {
-        double most = head_logit(c, 0), total = 0, reached = 0;
-        if (c->complete)
-            for (int64_t i = 0; i < c->size; i++) total += gl_exp(head_logit(c, i) - most);
-        else total = gl_exp(log_sum_exp_of(c) - most);
-        if (c->failure) return;
-        int64_t enough = 0;
-        for (; enough < c->size; enough++)
-            if ((reached += gl_exp(head_logit(c, enough) - most)) >= (mass - SLACK) * total) break;
-        if (enough < c->size || c->complete) {
-            keep_first(c, enough + 1);
-            return;
-        }
-        grow(c, c->size * GROWTH);
-        if (c->failure) return;
-    }
-}
-
-/* The amount of a rule as a number of tokens. */
-static int64_t count_of(const candidates *c, double amount) {
-    if (!(amount > 0)) return 0;
-    return amount < (double)c->width ? (int64_t)amount : c->width;
 }
 
 static void follow(candidates *c, const gl_rule *r) {
@@ -325,27 +350,17 @@ static void follow(candidates *c, const gl_rule *r) {
     c->past_edits = 1;
     if (r->action == GL_RULE_SCALE) {
         c->scale *= r->amount;
+        c->summed = c->has_row_sum = 0;
         return;
     }
-    grow(c, r->action == GL_RULE_FIRST ? count_of(c, r->amount) : SHORTEST);
-    if (c->failure || !c->size) return; /* the caller sees that no token is left */
-    switch (r->action) {
-    case GL_RULE_FIRST: keep_first(c, count_of(c, r->amount)); return;
-    case GL_RULE_MASS: keep_mass(c, r->amount); return;
-    case GL_RULE_SHARE: keep_from(c, head_logit(c, 0) + gl_log(r->amount)); return;
-    case GL_RULE_PROBABILITY: {
-        double least = log_sum_exp_of(c) + gl_log(r->amount) - SLACK;
-        if (!c->failure) keep_from(c, least);
-        return;
-    }
-    default: c->failure = GL_WRONG_RULE;
-    }
+    grow(c, r->action == GL_RULE_FIRST ? count_of(c, r->amount) : c->anew ? 1 : SHORTEST);
+    if (!c->failure && c->size) cut(c, r); /* if there is none, the caller sees that no token is left */
 }
 
 /* The survivors of the first `count` rules, to be freed by the caller. */
 candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count) {
     candidates c = new_candidates(line, facts, width);
     for (int64_t i = 0; i < count && !c.failure; i++) follow(&c, &line->request->rules[i]);
-    if (!c.failure) grow(&c, SHORTEST);
+    if (!c.failure) grow(&c, c.anew ? 1 : SHORTEST);
     return c;
 }

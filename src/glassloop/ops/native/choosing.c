@@ -193,7 +193,7 @@ static row_facts read_found(const gl_found *found, int64_t least, double scale, 
     for (int64_t i = 0; i < found->count; i++) high[i] = (gl_candidate){high_logits[i], high_ids[i]};
     for (int64_t i = 0; i < MIN(found->others, GL_MOST_OTHERS); i++)
         others[i] = (gl_candidate){other_logits[i], other_ids[i]};
-    qsort(high, found->count, sizeof *high, by_logit);
+    qsort(high, found->count, sizeof *high, gl_by_logit);
     facts.highest = high;
     return facts;
 }

@@ -200,6 +200,11 @@ typedef struct {
     void (*sum_powers)(const float *logits, int64_t count, double most, double scale, double *sums);
     int64_t (*highest)(const float *logits, int64_t count, int64_t top, const float *maxima, int64_t group,
                        gl_candidate *heap);
+    int64_t (*at_least)(const float *logits, int64_t count, float least, gl_candidate *found);
+    int64_t (*alive)(const float *logits, int64_t count);
+    void (*weigh)(const float *logits, int64_t count, double scale, double most, double *weights);
+    void (*surprise)(const float *logits, int64_t count, double scale, double most, double log_total, double *surprises,
+                     double *masses);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
     int64_t (*lucky_ids)(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room);
     /* What this machine allows (limits.h). */
@@ -233,6 +238,10 @@ typedef struct {
     double log_sum_exp, entropy;
     double scaled; /* log-sum-exp of the logits times a scale */
 } gl_sums;
+
+/* Sorting logits (sorting.c). */
+int gl_by_logit(const void *a, const void *b);
+void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count);
 
 /* Functions over rows of logits (rows.c). Those that return int return 0 if there is no memory. */
 int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,

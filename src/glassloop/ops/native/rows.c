@@ -13,6 +13,7 @@
 #define PART 4096        /* logits in one unit of work: a few microseconds */
 #define FEWEST_SHARED 4   /* fewer units than this are done by the calling thread alone */
 #define MOST_GROUPS 1024  /* groups of a row; the maximum of each is kept to find the highest logits fast */
+#define MANY 128          /* more of the highest logits than this are found by sorting */
 #define LUCKY 64          /* how many ids of a part are expected to pass the threshold of luck, at most */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -85,10 +86,35 @@ static void find_maxima(void *work, int64_t unit) {
             gl_active()->largest(s->row[row] + i, MIN(s->group, end - i));
 }
 
+/* Finds the `top` highest logits of a row by sorting all that are as high as the `top`-th highest group. Returns how
+ * many were found, or -1 if there is no memory. */
+static int64_t sort_highest(const sweep *s, int64_t row, gl_candidate *found) {
+    const float *maxima = s->maxima + row * s->groups;
+    gl_candidate *memory = malloc(2 * (size_t)s->count * sizeof *memory + 1), *sorted = memory + s->count;
+    if (!memory) return -1;
+    float least = -INFINITY;
+    if (s->top <= s->groups) {
+        gl_sort(memory, sorted, gl_active()->at_least(maxima, s->groups, -INFINITY, memory));
+        least = sorted[s->top - 1].value;
+    }
+    int64_t size = gl_active()->at_least(s->row[row], s->count, least, memory);
+    gl_sort(memory, sorted, size);
+    size = MIN(size, s->top);
+    memcpy(found, sorted, size * sizeof *found);
+    free(memory);
+    return size;
+}
+
+static int64_t find_top(const sweep *s, int64_t row, gl_candidate *found) {
+    int64_t size = s->top > MANY ? sort_highest(s, row, found) : -1;
+    if (size >= 0) return size;
+    return gl_active()->highest(s->row[row], s->count, s->top, s->maxima + row * s->groups, s->group, found);
+}
+
 static void find_highest(void *work, int64_t row) {
     const sweep *s = work;
     gl_candidate *found = s->found + row * s->top;
-    int64_t size = gl_active()->highest(s->row[row], s->count, s->top, s->maxima + row * s->groups, s->group, found);
+    int64_t size = find_top(s, row, found);
     memset(found + size, 0, (s->top - size) * sizeof *found);
 }
 
@@ -187,7 +213,7 @@ int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_cand
     sweep s = new_sweep(&logits, 1, count, top, NULL, found);
     lay_out(&s, memory.numbers);
     find_most(&s);
-    return gl_active()->highest(logits, count, top, s.maxima, s.group, found);
+    return find_top(&s, 0, found);
 }
 
 int gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {

@@ -166,6 +166,53 @@ static int64_t highest(const float *x, int64_t count, int64_t top, const float *
     return size;
 }
 
+/* Finds the logits that are at least this high, with ascending ids. `found` has room for all. Returns how many. */
+static int64_t at_least(const float *x, int64_t count, float least, gl_candidate *found) {
+    int64_t size = 0;
+    for (int64_t i = 0; i < count; i++) {
+        found[size] = (gl_candidate){x[i], (int32_t)i};
+        size += x[i] >= least;
+    }
+    return size;
+}
+
+/* How many logits are not minus infinity. */
+static int64_t alive(const float *x, int64_t count) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < count; i++) found += x[i] > -INFINITY;
+    return found;
+}
+
+/* The same bits as gl_exp, for numbers up to 0, without a branch. */
+INLINE double exp_below(double x) {
+    double near = x < -708.0 ? -708.0 : x;
+    double shifted = near * 1.4426950408889634 + GL_MAGIC, k = shifted - GL_MAGIC;
+    double r = (near - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10, z = r * r;
+    double even = 1.0 / 479001600, odd = 1.0 / 6227020800.0;
+    even = even * z + 1.0 / 3628800, odd = odd * z + 1.0 / 39916800;
+    even = even * z + 1.0 / 40320, odd = odd * z + 1.0 / 362880;
+    even = even * z + 1.0 / 720, odd = odd * z + 1.0 / 5040;
+    even = even * z + 1.0 / 24, odd = odd * z + 1.0 / 120;
+    even = even * z + 1.0 / 2, odd = odd * z + 1.0 / 6;
+    double p = 1.0 + (r + z * (even + r * odd));
+    double e = p * gl_from_bits((gl_bits(shifted) + 1023) << 52);
+    return x < -708.0 ? 0.0 : e;
+}
+
+/* The weight of each logit, e^(x * scale - most), where none is above `most`. */
+static void weigh(const float *x, int64_t count, double scale, double most, double *weights) {
+    for (int64_t i = 0; i < count; i++) weights[i] = exp_below((double)x[i] * scale - most);
+}
+
+/* The surprise of each logit, minus its log-probability, and its probability. */
+static void surprise(const float *x, int64_t count, double scale, double most, double log_total, double *surprises,
+                     double *masses) {
+    for (int64_t i = 0; i < count; i++) {
+        surprises[i] = (most - (double)x[i] * scale) + log_total;
+        masses[i] = exp_below(-surprises[i]);
+    }
+}
+
 static int64_t rank_of(const float *x, int64_t count, int64_t id) {
     int64_t rank = 0;
     for (int64_t i = 0; i < id; i++) rank += x[i] >= x[id];

@@ -1,0 +1,245 @@
+/* The cuts that look at every survivor: typical-p, top-n-sigma, eta. `decode/shape.py` defines the same in NumPy.
+ *
+ * A sum over all survivors has the order in which NumPy adds up an array, so both give the same bits.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "choosing.h"
+#include "exact.h"
+
+/* All survivors: in the order of their ids, or if they are listed, the highest first. */
+typedef struct {
+    const float *logits; /* without the scale */
+    int64_t count;
+    double scale, most;  /* most: the highest logit */
+    double number;       /* that the terms of a sum need */
+    double *masses;      /* [count] where the probabilities of all are stored, or NULL */
+    float *own;          /* memory, or NULL */
+} everyone;
+
+/* Returns all survivors; their count is 0, and the failure is noted, if there is no memory. */
+static everyone everyone_of(candidates *c) {
+    everyone all = {.scale = c->scale, .most = head_logit(c, 0)};
+    if (!c->listed && !c->row) {
+        c->failure = GL_NEEDS_ROW;
+        return all;
+    }
+    int64_t count = c->listed ? c->size : gl_active()->alive(c->row, c->width);
+    if (!c->listed && count == c->width) {
+        all.logits = c->row;
+        all.count = count;
+        return all;
+    }
+    all.logits = all.own = malloc(((size_t)count + 1) * sizeof *all.own);
+    if (!all.own) {
+        c->failure = GL_NO_MEMORY;
+        return all;
+    }
+    all.count = count;
+    if (c->listed)
+        for (int64_t i = 0; i < count; i++) all.own[i] = c->head[i].value;
+    else
+        for (int64_t i = 0, size = 0; i < c->width; i++) {
+            all.own[size] = c->row[i];
+            size += c->row[i] > -INFINITY;
+        }
+    return all;
+}
+
+enum { MOST_TERMS = 128 }; /* of a sum that is not divided into two */
+
+/* Computes some terms of a sum over all survivors. */
+typedef void write_terms(const everyone *all, int64_t first, int64_t count, double *terms);
+
+/* The sum of `count` terms, in the order in which NumPy adds up an array. */
+static double sum_up(const everyone *all, write_terms *write, int64_t first, int64_t count) {
+    if (count > MOST_TERMS) {
+        int64_t half = count / 2 - count / 2 % 8;
+        double sum = sum_up(all, write, first, half);
+        return sum + sum_up(all, write, first + half, count - half);
+    }
+    double terms[MOST_TERMS], sums[8], sum = 0;
+    int64_t i = 8;
+    write(all, first, count, terms);
+    if (count < 8) i = 0;
+    else {
+        memcpy(sums, terms, sizeof sums);
+        for (; i + 8 <= count; i += 8)
+            for (int lane = 0; lane < 8; lane++) sums[lane] += terms[i + lane];
+        sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    }
+    for (; i < count; i++) sum += terms[i];
+    return sum;
+}
+
+static void write_logits(const everyone *all, int64_t first, int64_t count, double *terms) {
+    for (int64_t i = 0; i < count; i++) terms[i] = (double)all->logits[first + i] * all->scale;
+}
+
+static void write_squares(const everyone *all, int64_t first, int64_t count, double *terms) {
+    write_logits(all, first, count, terms);
+    for (int64_t i = 0; i < count; i++) terms[i] = (terms[i] - all->number) * (terms[i] - all->number);
+}
+
+static void write_weights(const everyone *all, int64_t first, int64_t count, double *terms) {
+    gl_active()->weigh(all->logits + first, count, all->scale, all->most, terms);
+}
+
+/* The surprises times their probabilities, whose sum is the entropy. */
+static void write_surprises(const everyone *all, int64_t first, int64_t count, double *terms) {
+    double some[MOST_TERMS], *masses = all->masses ? all->masses + first : some;
+    gl_active()->surprise(all->logits + first, count, all->scale, all->most, all->number, terms, masses);
+    for (int64_t i = 0; i < count; i++) terms[i] *= masses[i];
+}
+
+/* The entropy of all survivors. `number` is then the logarithm of their weights' sum. */
+static double entropy_of(everyone *all) {
+    all->number = gl_log(sum_up(all, write_weights, 0, all->count));
+    return sum_up(all, write_surprises, 0, all->count);
+}
+
+/* Keeps the tokens whose logit is within so many standard deviations of the highest. */
+void keep_deviations(candidates *c, double deviations) {
+    everyone all = everyone_of(c);
+    if (c->failure) return;
+    all.number = sum_up(&all, write_logits, 0, all.count) / (double)all.count;
+    double deviation = sqrt(sum_up(&all, write_squares, 0, all.count) / (double)all.count);
+    free(all.own);
+    keep_from(c, all.most - deviations * deviation);
+}
+
+/* Keeps the tokens with at least the probability min(epsilon, sqrt(epsilon) * exp(-entropy)). */
+void keep_eta(candidates *c, double epsilon) {
+    everyone all = everyone_of(c);
+    if (c->failure) return;
+    double border = sqrt(epsilon) * gl_exp(-entropy_of(&all));
+    free(all.own);
+    keep_likely(c, border < epsilon ? border : epsilon);
+}
+
+/* A token as typical-p sees it. */
+typedef struct {
+    double distance; /* of its surprise from the entropy */
+    double mass;
+    float logit;
+} typical;
+
+enum { BINS = 2048, FEW = 256 }; /* FEW: so many tokens are sorted by comparing them */
+#define PER_NAT 128.0            /* bins, at first */
+#define UNSURE 1e-10             /* sums of all masses in different orders differ by less */
+
+static double distance_of(const everyone *all, double entropy, float logit) {
+    return fabs(((all->most - (double)logit * all->scale) + all->number) - entropy);
+}
+
+/* For qsort: the closest first, ties by higher logit. */
+static int by_distance(const void *a, const void *b) {
+    const typical *x = a, *y = b;
+    if (x->distance != y->distance) return x->distance < y->distance ? -1 : 1;
+    return x->logit > y->logit ? -1 : x->logit < y->logit;
+}
+
+static int bin_of(double distance, double least, double bins_per_nat) {
+    double bin = (distance - least) * bins_per_nat;
+    return bin < BINS - 1 ? (int)bin : BINS - 1;
+}
+
+/* Returns the bin in which the sum of the masses, in order, reaches what is wanted, and adds those before it to
+ * `below`. `bins` has two of each. */
+static int bin_with(double (*bins)[2], double wanted, double *below) {
+    for (int bin = 0; bin < BINS - 1; bin++) {
+        double mass = bins[bin][0] + bins[bin][1];
+        if (*below + mass >= wanted) return bin;
+        *below += mass;
+    }
+    return BINS - 1;
+}
+
+/* Writes those survivors to `some` among which the wanted mass is reached, starting with the closest. Returns how many
+ * there are; those that are closer have the mass `below`. */
+static int64_t narrow_down(const everyone *all, double entropy, double wanted, typical *some, double *below) {
+    double bins[BINS][2] = {0};
+    for (int64_t i = 0; i < all->count; i++)
+        bins[bin_of(distance_of(all, entropy, all->logits[i]), 0, PER_NAT)][i & 1] += all->masses[i];
+    int bin = bin_with(bins, wanted, below);
+    int64_t count = 0;
+    for (int64_t i = 0; i < all->count; i++) {
+        double distance = distance_of(all, entropy, all->logits[i]);
+        some[count] = (typical){distance, all->masses[i], all->logits[i]};
+        count += bin_of(distance, 0, PER_NAT) == bin;
+    }
+    while (count > FEW) {
+        double least = INFINITY, most = 0;
+        for (int64_t i = 0; i < count; i++) least = MIN(least, some[i].distance), most = MAX(most, some[i].distance);
+        double per_nat = BINS / (most - least);
+        if (!(per_nat < INFINITY)) break; /* they are all as close */
+        memset(bins, 0, sizeof bins);
+        for (int64_t i = 0; i < count; i++) bins[bin_of(some[i].distance, least, per_nat)][i & 1] += some[i].mass;
+        bin = bin_with(bins, wanted, below);
+        int64_t size = 0, before = count;
+        for (int64_t i = 0; i < count; i++)
+            if (bin_of(some[i].distance, least, per_nat) == bin) some[size++] = some[i];
+        count = size;
+        if (count == before) break;
+    }
+    return count;
+}
+
+/* Returns the distance of the last token that is kept, by the definition: the masses are added up one by one. */
+static double border_by_sorting(const everyone *all, double entropy, double wanted, typical *some) {
+    for (int64_t i = 0; i < all->count; i++)
+        some[i] = (typical){distance_of(all, entropy, all->logits[i]), all->masses[i], all->logits[i]};
+    qsort(some, all->count, sizeof *some, by_distance);
+    double reached = 0;
+    int64_t last = 0;
+    while ((reached += some[last].mass) < wanted && last < all->count - 1) last++;
+    return some[last].distance;
+}
+
+/* Returns the same. The masses are added up in another order, unless rounding could then decide. */
+static double border_of(const everyone *all, double entropy, double wanted, typical *some) {
+    double reached = 0;
+    int64_t count = narrow_down(all, entropy, wanted, some, &reached);
+    qsort(some, count, sizeof *some, by_distance);
+    for (int64_t i = 0; i < count;) {
+        double before = reached, distance = some[i].distance;
+        for (; i < count && some[i].distance == distance; i++) reached += some[i].mass;
+        if (before > wanted - UNSURE) break;
+        if (reached > wanted + UNSURE) return distance;
+    }
+    return border_by_sorting(all, entropy, wanted, some);
+}
+
+/* Removes the survivors that are farther from the entropy than the border. */
+static void keep_close(candidates *c, const everyone *all, double entropy, double border) {
+    if (!c->listed) {
+        if (!own_row(c)) return;
+        touch(c);
+        for (int64_t i = 0; i < c->width; i++)
+            c->row[i] = distance_of(all, entropy, c->row[i]) <= border ? c->row[i] : -INFINITY;
+        return;
+    }
+    int64_t kept = 0;
+    for (int64_t i = 0; i < c->size; i++)
+        if (distance_of(all, entropy, c->head[i].value) <= border) c->head[kept++] = c->head[i];
+    c->size = kept;
+    c->summed = 0;
+}
+
+/* Keeps the tokens whose surprise is closest to the entropy and that together have this probability, with all that are
+ * as close as the last of these. */
+void keep_typical(candidates *c, double mass) {
+    everyone all = everyone_of(c);
+    if (c->failure) return;
+    typical *some = malloc(((size_t)all.count + 1) * (sizeof *some + sizeof *all.masses));
+    if (!some) c->failure = GL_NO_MEMORY;
+    else {
+        all.masses = (double *)(some + all.count + 1);
+        double entropy = entropy_of(&all), border = border_of(&all, entropy, mass - SLACK, some);
+        keep_close(c, &all, entropy, border);
+    }
+    free(some);
+    free(all.own);
+}
