@@ -19,7 +19,7 @@
 /* Returns 0, and notes the failure, if there is no memory. */
 int make_room(candidates *c, int64_t wanted) {
     if (wanted <= c->room) return 1;
-    gl_candidate *head = realloc(c->head, (size_t)wanted * sizeof *head);
+    gl_candidate *head = gl_memory(GL_FOR_HEAD, (size_t)wanted * sizeof *head);
     if (!head) {
         c->failure = GL_NO_MEMORY;
         return 0;
@@ -48,12 +48,9 @@ static candidates new_candidates(const gl_line *line, const row_facts *facts, in
     return c;
 }
 
-/* Frees the memory and restores the caller's row. */
+/* Restores the caller's row and frees the memory. */
 void free_candidates(candidates *c) {
     for (int64_t i = c->changed - 1; i >= 0; i--) c->logits[c->changes[i].id] = c->changes[i].before;
-    free(c->head);
-    free(c->sums);
-    free(c->own);
     free(c->changes);
 }
 
@@ -90,7 +87,7 @@ static void sort_found(candidates *c) {
 /* The same as the rest of `sort_head` for many tokens: in the order of their ids, each once, they are sorted fast. */
 static void sort_long_head(candidates *c) {
     uint8_t *in_head = calloc((size_t)c->width, 1);
-    gl_candidate *memory = malloc(((size_t)c->size + 1) * sizeof *memory);
+    gl_candidate *memory = gl_memory(GL_FOR_SORTING, ((size_t)c->size + 1) * sizeof *memory);
     if (!in_head || !memory) c->failure = GL_NO_MEMORY;
     else {
         int64_t size = 0;
@@ -104,7 +101,6 @@ static void sort_long_head(candidates *c) {
         c->sorted = 1;
     }
     free(in_head);
-    free(memory);
 }
 
 /* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
@@ -142,8 +138,6 @@ void grow(candidates *c, int64_t count) {
     if (!make_room(c, top)) return;
     set_head(c, gl_find_highest(c->row, c->width, top, c->head), top);
 }
-
-double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
 
 /* Whether a rule changes or removes single tokens. */
 static int is_edit(const gl_rule *r) { return r->action <= GL_RULE_KEEP; }
@@ -184,14 +178,7 @@ int64_t place_of(const candidates *c, int32_t id) {
             if (c->head[i].id == id) return i;
         return -1;
     }
-    gl_candidate one = {c->row[id], id};
-    int64_t low = 0, high = c->size;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (gl_by_logit(&c->head[middle], &one) < 0) low = middle + 1;
-        else high = middle;
-    }
-    return low < c->size && c->head[low].id == id ? low : -1;
+    return gl_place_of(c->head, c->size, (gl_candidate){c->row[id], id});
 }
 
 /* The logit of a token whose logit before any rule is known; minus infinity if it was removed. */
@@ -205,7 +192,7 @@ double logit_of(const candidates *c, gl_candidate one) {
 /* The sums of the weights of the head's tokens, one after another, or NULL if there is no memory. */
 const double *sums_of(candidates *c) {
     if (c->size > c->sums_room) {
-        double *sums = realloc(c->sums, (size_t)c->size * sizeof *sums);
+        double *sums = gl_memory(GL_FOR_SUMS, (size_t)c->size * sizeof *sums);
         if (!sums) {
             c->failure = GL_NO_MEMORY;
             return NULL;
@@ -315,7 +302,7 @@ static void remove_ids(candidates *c, const gl_rule *r) {
 /* Makes a copy of the row, which the rules may change in any way. Returns 0, and notes the failure, if it cannot. */
 int own_row(candidates *c) {
     if (c->own) return 1;
-    c->own = malloc((size_t)c->width * sizeof *c->own);
+    c->own = gl_memory(GL_FOR_ROW, (size_t)c->width * sizeof *c->own);
     if (!c->own) {
         c->failure = GL_NO_MEMORY;
         return 0;

@@ -14,6 +14,27 @@ typedef struct {
     int64_t count; /* of lines */
 } choosing;
 
+#define MANY 1024 /* survivors, of which only those with enough luck are looked at */
+
+static void note_race(const int64_t *places, const int32_t *winners, const double *numbers, gl_record *record,
+                      int64_t *place, double *logit) {
+    *place = places[0];
+    *logit = numbers[0];
+    record->id = winners[0];
+    record->runner_up = winners[1];
+    record->luck = numbers[1];
+    record->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
+}
+
+static void race_of_many(candidates *c, uint64_t key, gl_record *record, int64_t *place, double *logit) {
+    int64_t places[2];
+    int32_t winners[2];
+    double numbers[4];
+    if (!gl_race_many(key, c->head, c->size, c->row, c->width, c->scale, places, winners, numbers))
+        c->failure = GL_NO_MEMORY;
+    else note_race(places, winners, numbers, record, place, logit);
+}
+
 /* Finds the winner of a row, its place among the survivors and its logit. */
 static void race(candidates *c, int64_t position, gl_record *record, int64_t *place, double *logit) {
     *place = 0;
@@ -31,6 +52,10 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
         return;
     }
     uint64_t key = gl_mix(c->request->branch_key + GL_GOLDEN + (uint64_t)position);
+    if (c->complete && c->row && c->size >= MANY && c->size >= c->width / 16) {
+        race_of_many(c, key, record, place, logit);
+        return;
+    }
     double *logits = malloc((size_t)c->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
     if (!logits) {
         c->failure = GL_NO_MEMORY;
@@ -49,13 +74,7 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     } else if (!gl_race(key, ids, logits, c->size, c->complete ? NULL : c->row, c->width, c->scale, places, winners, numbers))
         c->failure = GL_NO_MEMORY;
     free(logits);
-    if (c->failure) return;
-    *place = places[0];
-    *logit = numbers[0];
-    record->id = winners[0];
-    record->runner_up = winners[1];
-    record->luck = numbers[1];
-    record->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
+    if (!c->failure) note_race(places, winners, numbers, record, place, logit);
 }
 
 /* The rank of a token that is not among the first of the highest. On another device it has been found if the token is

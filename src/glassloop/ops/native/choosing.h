@@ -146,6 +146,8 @@ typedef struct {
     int64_t changed, changes_room;
 } candidates;
 
+static inline double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
+
 candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count);
 void free_candidates(candidates *c);
 int make_room(candidates *c, int64_t wanted);
@@ -155,7 +157,6 @@ int may_change(candidates *c, int64_t count);
 int own_row(candidates *c);
 void put(candidates *c, int32_t id, float value);
 const double *sums_of(candidates *c);
-double head_logit(const candidates *c, int64_t place);
 double logit_of(const candidates *c, gl_candidate one);
 const row_facts *facts_now(const candidates *c);
 int64_t place_of(const candidates *c, int32_t id);

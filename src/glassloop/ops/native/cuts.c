@@ -27,12 +27,12 @@ static void keep_first(candidates *c, int64_t count) {
     c->complete = c->listed = 1;
 }
 
-/* Sorts all tokens of the row that have this logit or a higher one, and perhaps a few lower ones, which become the head.
- * Returns how many tokens the row has, or 0, and notes the failure, if there is no memory. */
-static int64_t sort_from(candidates *c, double logit) {
-    gl_candidate *memory = malloc((size_t)c->width * sizeof *memory);
+/* Sorts all tokens of the row that have this logit or a higher one, and perhaps lower ones, which become the head. If
+ * these are more than `most`, all tokens are sorted. Returns how many tokens the row has, or 0, and notes the failure,
+ * if there is no memory. */
+static int64_t sort_from(candidates *c, double logit, int64_t most) {
+    gl_candidate *memory = gl_memory(GL_FOR_SORTING, ((size_t)c->width + GL_MORE) * sizeof *memory);
     if (!memory || !make_room(c, c->width)) {
-        free(memory);
         c->failure = GL_NO_MEMORY;
         return 0;
     }
@@ -41,8 +41,8 @@ static int64_t sort_from(candidates *c, double logit) {
     least = isfinite(least) ? nextafterf(nextafterf(least, -INFINITY), -INFINITY) : -INFINITY;
     int64_t alive = gl_active()->alive(c->row, c->width);
     c->size = gl_active()->at_least(c->row, c->width, MAX(least, -FLT_MAX), memory);
+    if (c->size > most && c->size < alive) c->size = gl_active()->at_least(c->row, c->width, -FLT_MAX, memory);
     gl_sort(memory, c->head, c->size);
-    free(memory);
     return alive;
 }
 
@@ -61,7 +61,7 @@ static int64_t reaching(const candidates *c, int64_t count, double logit) {
 void keep_from(candidates *c, double logit) {
     logit = MIN(logit, head_logit(c, 0));
     while (!c->complete && head_logit(c, c->size - 1) >= logit) {
-        if (c->row) c->complete = sort_from(c, logit) == c->size;
+        if (c->row) c->complete = sort_from(c, logit, c->width) == c->size;
         else grow(c, c->size * GROWTH);
         if (c->failure) return;
         if (c->row) break;
@@ -82,11 +82,12 @@ static int64_t first_with(const double *sums, int64_t count, double wanted) {
 
 /* The rest of `keep_mass` for a row of which the sorted head has less than this share of the `total`. */
 static void keep_more_mass(candidates *c, double share, double total) {
-    int64_t size = c->size, enough;
+    int64_t size = c->size, largest = size, enough;
+    while (largest * GROWTH < c->width) largest *= GROWTH;
     /* Tokens below this logit have together less than the rest of the total. */
     double least = head_logit(c, 0) + gl_log((1 - share) * total / (double)c->width) - 1e-3;
     for (;; least = -INFINITY) {
-        int64_t alive = sort_from(c, least);
+        int64_t alive = sort_from(c, least, largest);
         const double *sums = c->failure ? NULL : sums_of(c);
         if (!sums) return;
         enough = first_with(sums, c->size, share * total);
@@ -146,7 +147,7 @@ static void exclude(candidates *c, double probability) {
         c->failure = GL_NEEDS_ROW;
         return;
     }
-    if (!c->complete && head_logit(c, c->size - 1) >= border) sort_from(c, border);
+    if (!c->complete && head_logit(c, c->size - 1) >= border) sort_from(c, border, c->width);
     if (c->failure) return;
     int64_t gone = reaching(c, c->size, border) - 1;
     if (gone < 1 || !may_change(c, gone)) return;

@@ -14,6 +14,7 @@
 #define FEWEST_SHARED 4   /* fewer units than this are done by the calling thread alone */
 #define MOST_GROUPS 1024  /* groups of a row; the maximum of each is kept to find the highest logits fast */
 #define MANY 128          /* more of the highest logits than this are found by sorting */
+#define FIRST_RACERS 256  /* of a long head are all looked at */
 #define LUCKY 64          /* how many ids of a part are expected to pass the threshold of luck, at most */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -90,8 +91,9 @@ static void find_maxima(void *work, int64_t unit) {
  * many were found, or -1 if there is no memory. */
 static int64_t sort_highest(const sweep *s, int64_t row, gl_candidate *found) {
     const float *maxima = s->maxima + row * s->groups;
-    gl_candidate *memory = malloc(2 * (size_t)s->count * sizeof *memory + 1), *sorted = memory + s->count;
+    gl_candidate *memory = gl_memory(GL_FOR_SORTING, 2 * ((size_t)s->count + GL_MORE) * sizeof *memory);
     if (!memory) return -1;
+    gl_candidate *sorted = memory + s->count + GL_MORE;
     float least = -INFINITY;
     if (s->top <= s->groups) {
         gl_sort(memory, sorted, gl_active()->at_least(maxima, s->groups, -INFINITY, memory));
@@ -101,7 +103,6 @@ static int64_t sort_highest(const sweep *s, int64_t row, gl_candidate *found) {
     gl_sort(memory, sorted, size);
     size = MIN(size, s->top);
     memcpy(found, sorted, size * sizeof *found);
-    free(memory);
     return size;
 }
 
@@ -306,10 +307,13 @@ static int beats(const racer *a, const racer *b) {
     return b->id < 0 || mine > theirs || (mine == theirs && a->id < b->id);
 }
 
-static void enter(racer *best, int64_t place, int32_t id, double logit, uint64_t hash) {
+/* Returns whether it is one of the best two now. */
+static int enter(racer *best, int64_t place, int32_t id, double logit, uint64_t hash) {
     racer new = {place, id, logit, luck_by(hash)};
     if (beats(&new, &best[0])) best[1] = best[0], best[0] = new;
     else if (beats(&new, &best[1])) best[1] = new;
+    else return 0;
+    return 1;
 }
 
 /* Returns a threshold for the hashes of ids that beat this racer with this logit or a lower one. */
@@ -360,14 +364,53 @@ int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t coun
         int32_t *lucky;
         int64_t found = all_lucky_ids(key, width, hash_after(&best[1], last), &lucky);
         if (found < 0) return 0;
+        uint64_t threshold = 0;
         for (int64_t i = 0; i < found; i++) {
             double logit = (double)row[lucky[i]] * scale;
+            uint64_t hash = hash_of(key, lucky[i]);
+            if (hash < threshold) continue;
             int known = logit > last || logit == -INFINITY;
             for (int64_t j = count - 1; j >= 0 && !known && logits[j] == logit; j--) known = ids[j] == lucky[i];
-            if (!known) enter(best, count + i, lucky[i], logit, hash_of(key, lucky[i]));
+            if (!known && enter(best, count + i, lucky[i], logit, hash)) threshold = hash_after(&best[1], last);
         }
         free(lucky);
     }
+    write_race(best, places, winners, numbers);
+    return 1;
+}
+
+/* The place of a token in a sorted head, or -1. */
+int64_t gl_place_of(const gl_candidate *head, int64_t count, gl_candidate one) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (gl_by_logit(&head[middle], &one) < 0) low = middle + 1;
+        else high = middle;
+    }
+    return low < count && head[low].id == one.id ? low : -1;
+}
+
+/* The same as `gl_race` among all tokens of a long sorted head, whose logits the row has too: only those with enough luck
+ * are looked at. */
+int gl_race_many(uint64_t key, const gl_candidate *head, int64_t count, const float *row, int64_t width, double scale,
+                 int64_t *places, int32_t *winners, double *numbers) {
+    racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
+    int32_t ids[FIRST_RACERS], *lucky;
+    double logits[FIRST_RACERS];
+    int64_t first = MIN(count, FIRST_RACERS);
+    for (int64_t i = 0; i < first; i++) ids[i] = head[i].id, logits[i] = (double)head[i].value * scale;
+    enter_head(best, key, ids, logits, first);
+    uint64_t threshold = hash_after(&best[1], logits[first - 1]);
+    int64_t found = all_lucky_ids(key, width, threshold, &lucky);
+    if (found < 0) return 0;
+    for (int64_t i = 0; i < found; i++) {
+        uint64_t hash = hash_of(key, lucky[i]);
+        if (hash < threshold) continue;
+        int64_t place = gl_place_of(head, count, (gl_candidate){row[lucky[i]], lucky[i]});
+        if (place >= first && enter(best, place, lucky[i], (double)head[place].value * scale, hash))
+            threshold = hash_after(&best[1], logits[first - 1]);
+    }
+    free(lucky);
     write_race(best, places, winners, numbers);
     return 1;
 }

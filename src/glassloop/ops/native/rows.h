@@ -166,10 +166,25 @@ static int64_t highest(const float *x, int64_t count, int64_t top, const float *
     return size;
 }
 
-/* Finds the logits that are at least this high, with ascending ids. `found` has room for all. Returns how many. */
+/* Finds the logits that are at least this high, with ascending ids. `found` has room for all and GL_MORE. Returns how
+ * many there are. */
 static int64_t at_least(const float *x, int64_t count, float least, gl_candidate *found) {
-    int64_t size = 0;
-    for (int64_t i = 0; i < count; i++) {
+    int64_t size = 0, i = 0;
+#if defined(GL_AVX512)
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    __m512i ids = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (; i + 16 <= count; i += 16, ids = _mm512_add_epi32(ids, _mm512_set1_epi32(16))) {
+        __m512 some = _mm512_loadu_ps(x + i);
+        __mmask16 pass = _mm512_cmp_ps_mask(some, _mm512_set1_ps(least), _CMP_GE_OQ);
+        __m512i values = _mm512_castps_si512(_mm512_maskz_compress_ps(pass, some));
+        __m512i own = _mm512_maskz_compress_epi32(pass, ids);
+        _mm512_storeu_si512(found + size, _mm512_permutex2var_epi32(values, low, own));
+        _mm512_storeu_si512(found + size + 8, _mm512_permutex2var_epi32(values, high, own));
+        size += __builtin_popcount(pass);
+    }
+#endif
+    for (; i < count; i++) {
         found[size] = (gl_candidate){x[i], (int32_t)i};
         size += x[i] >= least;
     }
@@ -210,6 +225,16 @@ static void surprise(const float *x, int64_t count, double scale, double most, d
     for (int64_t i = 0; i < count; i++) {
         surprises[i] = (most - (double)x[i] * scale) + log_total;
         masses[i] = exp_below(-surprises[i]);
+    }
+}
+
+/* The bin of each logit, by the distance of its surprise from the entropy. */
+static void bins(const float *x, int64_t count, double scale, double most, double log_total, double entropy,
+                 uint16_t *bins) {
+    for (int64_t i = 0; i < count; i++) {
+        double distance = fabs(((most - (double)x[i] * scale) + log_total) - entropy);
+        double bin = distance * GL_BINS_PER_NAT;
+        bins[i] = (uint16_t)(int32_t)(bin < GL_BINS - 1 ? bin : GL_BINS - 1);
     }
 }
 

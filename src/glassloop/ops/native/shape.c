@@ -16,7 +16,6 @@ typedef struct {
     double scale, most;  /* most: the highest logit */
     double number;       /* that the terms of a sum need */
     double *masses;      /* [count] where the probabilities of all are stored, or NULL */
-    float *own;          /* memory, or NULL */
 } everyone;
 
 /* Returns all survivors; their count is 0, and the failure is noted, if there is no memory. */
@@ -32,17 +31,18 @@ static everyone everyone_of(candidates *c) {
         all.count = count;
         return all;
     }
-    all.logits = all.own = malloc(((size_t)count + 1) * sizeof *all.own);
-    if (!all.own) {
+    float *logits = gl_memory(GL_FOR_EVERYONE, ((size_t)count + 1) * sizeof *logits);
+    if (!logits) {
         c->failure = GL_NO_MEMORY;
         return all;
     }
+    all.logits = logits;
     all.count = count;
     if (c->listed)
-        for (int64_t i = 0; i < count; i++) all.own[i] = c->head[i].value;
+        for (int64_t i = 0; i < count; i++) logits[i] = c->head[i].value;
     else
         for (int64_t i = 0, size = 0; i < c->width; i++) {
-            all.own[size] = c->row[i];
+            logits[size] = c->row[i];
             size += c->row[i] > -INFINITY;
         }
     return all;
@@ -106,7 +106,6 @@ void keep_deviations(candidates *c, double deviations) {
     if (c->failure) return;
     all.number = sum_up(&all, write_logits, 0, all.count) / (double)all.count;
     double deviation = sqrt(sum_up(&all, write_squares, 0, all.count) / (double)all.count);
-    free(all.own);
     keep_from(c, all.most - deviations * deviation);
 }
 
@@ -115,7 +114,6 @@ void keep_eta(candidates *c, double epsilon) {
     everyone all = everyone_of(c);
     if (c->failure) return;
     double border = sqrt(epsilon) * gl_exp(-entropy_of(&all));
-    free(all.own);
     keep_likely(c, border < epsilon ? border : epsilon);
 }
 
@@ -126,9 +124,8 @@ typedef struct {
     float logit;
 } typical;
 
-enum { BINS = 2048, FEW = 256 }; /* FEW: so many tokens are sorted by comparing them */
-#define PER_NAT 128.0            /* bins, at first */
-#define UNSURE 1e-10             /* sums of all masses in different orders differ by less */
+enum { FEW = 256 };  /* so many tokens are sorted by comparing them */
+#define UNSURE 1e-10 /* sums of all masses in different orders differ by less */
 
 static double distance_of(const everyone *all, double entropy, float logit) {
     return fabs(((all->most - (double)logit * all->scale) + all->number) - entropy);
@@ -141,75 +138,94 @@ static int by_distance(const void *a, const void *b) {
     return x->logit > y->logit ? -1 : x->logit < y->logit;
 }
 
-static int bin_of(double distance, double least, double bins_per_nat) {
-    double bin = (distance - least) * bins_per_nat;
-    return bin < BINS - 1 ? (int)bin : BINS - 1;
-}
+/* The tokens of each bin: their mass, as two sums that are computed side by side, and their number. */
+typedef struct {
+    double mass[2];
+    int64_t count;
+} bin;
 
-/* Returns the bin in which the sum of the masses, in order, reaches what is wanted, and adds those before it to
- * `below`. `bins` has two of each. */
-static int bin_with(double (*bins)[2], double wanted, double *below) {
-    for (int bin = 0; bin < BINS - 1; bin++) {
-        double mass = bins[bin][0] + bins[bin][1];
-        if (*below + mass >= wanted) return bin;
+/* Returns the bin in which the sum of the masses, the closest first, reaches what is wanted, and adds those before it to
+ * `below`. */
+static int bin_with(const bin *bins, double wanted, double *below) {
+    for (int number = 0; number < GL_BINS - 1; number++) {
+        double mass = bins[number].mass[0] + bins[number].mass[1];
+        if (*below + mass >= wanted) return number;
         *below += mass;
     }
-    return BINS - 1;
+    return GL_BINS - 1;
 }
 
-/* Writes those survivors to `some` among which the wanted mass is reached, starting with the closest. Returns how many
- * there are; those that are closer have the mass `below`. */
-static int64_t narrow_down(const everyone *all, double entropy, double wanted, typical *some, double *below) {
-    double bins[BINS][2] = {0};
-    for (int64_t i = 0; i < all->count; i++)
-        bins[bin_of(distance_of(all, entropy, all->logits[i]), 0, PER_NAT)][i & 1] += all->masses[i];
-    int bin = bin_with(bins, wanted, below);
-    int64_t count = 0;
-    for (int64_t i = 0; i < all->count; i++) {
-        double distance = distance_of(all, entropy, all->logits[i]);
-        some[count] = (typical){distance, all->masses[i], all->logits[i]};
-        count += bin_of(distance, 0, PER_NAT) == bin;
-    }
-    while (count > FEW) {
+static typical typical_of(const everyone *all, double entropy, int64_t place) {
+    float logit = all->logits[place];
+    return (typical){distance_of(all, entropy, logit), all->masses[place], logit};
+}
+
+/* Divides tokens into bins again and keeps those of one, until they are few or equally far from the entropy. */
+static int64_t narrow_further(typical *some, int64_t count, double wanted, double *below) {
+    for (int64_t before = count + 1; count > FEW && count < before;) {
+        bin bins[GL_BINS] = {0};
         double least = INFINITY, most = 0;
         for (int64_t i = 0; i < count; i++) least = MIN(least, some[i].distance), most = MAX(most, some[i].distance);
-        double per_nat = BINS / (most - least);
-        if (!(per_nat < INFINITY)) break; /* they are all as close */
-        memset(bins, 0, sizeof bins);
-        for (int64_t i = 0; i < count; i++) bins[bin_of(some[i].distance, least, per_nat)][i & 1] += some[i].mass;
-        bin = bin_with(bins, wanted, below);
-        int64_t size = 0, before = count;
+        double per_nat = (GL_BINS - 1) / (most - least);
+        if (!(per_nat < INFINITY)) break;
         for (int64_t i = 0; i < count; i++)
-            if (bin_of(some[i].distance, least, per_nat) == bin) some[size++] = some[i];
-        count = size;
-        if (count == before) break;
+            bins[(int)((some[i].distance - least) * per_nat)].mass[i & 1] += some[i].mass;
+        int chosen = bin_with(bins, wanted, below);
+        before = count;
+        count = 0;
+        for (int64_t i = 0; i < before; i++)
+            if ((int)((some[i].distance - least) * per_nat) == chosen) some[count++] = some[i];
     }
     return count;
 }
 
+/* Finds those survivors among which the wanted mass is reached, the closest first. Returns them, in memory that the
+ * caller frees, or NULL if there is none; those that are closer have the mass `below`. */
+static typical *narrow_down(const everyone *all, double entropy, double wanted, uint16_t *numbers, int64_t *count,
+                            double *below) {
+    bin bins[GL_BINS] = {0};
+    gl_active()->bins(all->logits, all->count, all->scale, all->most, all->number, entropy, numbers);
+    for (int64_t i = 0; i < all->count; i++) {
+        bins[numbers[i]].mass[i & 1] += all->masses[i];
+        bins[numbers[i]].count++;
+    }
+    int chosen = bin_with(bins, wanted, below);
+    typical *some = malloc(((size_t)bins[chosen].count + 1) * sizeof *some);
+    *count = 0;
+    for (int64_t i = 0; some && i < all->count; i++)
+        if (numbers[i] == chosen) some[(*count)++] = typical_of(all, entropy, i);
+    if (some) *count = narrow_further(some, *count, wanted, below);
+    return some;
+}
+
 /* Returns the distance of the last token that is kept, by the definition: the masses are added up one by one. */
-static double border_by_sorting(const everyone *all, double entropy, double wanted, typical *some) {
-    for (int64_t i = 0; i < all->count; i++)
-        some[i] = (typical){distance_of(all, entropy, all->logits[i]), all->masses[i], all->logits[i]};
+static double border_by_sorting(const everyone *all, double entropy, double wanted) {
+    typical *some = malloc((size_t)all->count * sizeof *some);
+    if (!some) return NAN;
+    for (int64_t i = 0; i < all->count; i++) some[i] = typical_of(all, entropy, i);
     qsort(some, all->count, sizeof *some, by_distance);
     double reached = 0;
     int64_t last = 0;
-    while ((reached += some[last].mass) < wanted && last < all->count - 1) last++;
-    return some[last].distance;
+    while (!((reached += some[last].mass) >= wanted) && last < all->count - 1) last++;
+    double border = some[last].distance;
+    free(some);
+    return border;
 }
 
 /* Returns the same. The masses are added up in another order, unless rounding could then decide. */
-static double border_of(const everyone *all, double entropy, double wanted, typical *some) {
-    double reached = 0;
-    int64_t count = narrow_down(all, entropy, wanted, some, &reached);
+static double border_of(const everyone *all, double entropy, double wanted, uint16_t *numbers) {
+    double reached = 0, border = -1;
+    int64_t count;
+    typical *some = narrow_down(all, entropy, wanted, numbers, &count, &reached);
+    if (!some) return NAN;
     qsort(some, count, sizeof *some, by_distance);
-    for (int64_t i = 0; i < count;) {
-        double before = reached, distance = some[i].distance;
+    for (int64_t i = 0; i < count && border < 0 && reached <= wanted - UNSURE;) {
+        double distance = some[i].distance;
         for (; i < count && some[i].distance == distance; i++) reached += some[i].mass;
-        if (before > wanted - UNSURE) break;
-        if (reached > wanted + UNSURE) return distance;
+        if (reached >= wanted + UNSURE) border = distance;
     }
-    return border_by_sorting(all, entropy, wanted, some);
+    free(some);
+    return border < 0 ? border_by_sorting(all, entropy, wanted) : border;
 }
 
 /* Removes the survivors that are farther from the entropy than the border. */
@@ -233,13 +249,13 @@ static void keep_close(candidates *c, const everyone *all, double entropy, doubl
 void keep_typical(candidates *c, double mass) {
     everyone all = everyone_of(c);
     if (c->failure) return;
-    typical *some = malloc(((size_t)all.count + 1) * (sizeof *some + sizeof *all.masses));
-    if (!some) c->failure = GL_NO_MEMORY;
-    else {
-        all.masses = (double *)(some + all.count + 1);
-        double entropy = entropy_of(&all), border = border_of(&all, entropy, mass - SLACK, some);
-        keep_close(c, &all, entropy, border);
+    uint16_t *numbers = gl_memory(GL_FOR_BINS, (size_t)all.count * sizeof *numbers);
+    all.masses = gl_memory(GL_FOR_MASSES, (size_t)all.count * sizeof *all.masses);
+    if (!numbers || !all.masses) {
+        c->failure = GL_NO_MEMORY;
+        return;
     }
-    free(some);
-    free(all.own);
+    double entropy = entropy_of(&all), border = border_of(&all, entropy, mass - SLACK, numbers);
+    if (isnan(border)) c->failure = GL_NO_MEMORY;
+    else keep_close(c, &all, entropy, border);
 }
