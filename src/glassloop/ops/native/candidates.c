@@ -96,7 +96,7 @@ static void sort_long_head(candidates *c) {
             memory[size] = (gl_candidate){c->row[id], (int32_t)id};
             size += in_head[id] && c->row[id] > c->bound;
         }
-        gl_sort(memory, c->head, size);
+        gl_sort(memory, c->head, size, c->row);
         c->size = size;
         c->sorted = 1;
     }
@@ -212,6 +212,11 @@ const double *sums_of(candidates *c) {
     return c->sums;
 }
 
+static void sum_row(candidates *c) {
+    if (!c->has_row_sum) gl_sums_of(c->row, c->width, c->scale, &c->row_sum, &c->row_entropy);
+    c->has_row_sum = 1;
+}
+
 /* Log-sum-exp over all survivors. */
 double log_sum_exp_of(candidates *c) {
     if (!c->listed && !c->touched && c->scale == 1) return c->facts->sums.log_sum_exp;
@@ -225,9 +230,24 @@ double log_sum_exp_of(candidates *c) {
         const double *sums = sums_of(c);
         return sums ? head_logit(c, 0) + gl_log(sums[c->size - 1]) : NAN;
     }
-    if (!c->has_row_sum) c->row_sum = gl_log_sum_exp(c->row, c->width, c->scale);
-    c->has_row_sum = 1;
+    sum_row(c);
     return c->row_sum;
+}
+
+/* The entropy of all survivors, up to rounding; NaN if it cannot be told. */
+double entropy_about(candidates *c) {
+    if (c->listed) {
+        const double *sums = sums_of(c);
+        if (!sums) return NAN;
+        double total = sums[c->size - 1], most = head_logit(c, 0), weighted = 0;
+        for (int64_t i = 1; i < c->size; i++) weighted += (sums[i] - sums[i - 1]) * (head_logit(c, i) - most);
+        return gl_log(total) - weighted / total;
+    }
+    if (!c->touched && c->scale == 1) return c->facts->sums.entropy;
+    if (!c->touched && c->scale == c->request->scale) return c->facts->sums.scaled_entropy;
+    if (!c->row) return NAN;
+    sum_row(c);
+    return c->row_entropy;
 }
 
 /* To be called before logits of the row are changed. */

@@ -204,10 +204,11 @@ static row_facts read_found(const gl_found *found, int64_t least, double scale, 
     const int32_t *high_ids = (const int32_t *)(sums + 4 * parts), *other_ids = high_ids + GL_MOST_HIGH;
     const float *high_logits = (const float *)(other_ids + GL_MOST_OTHERS), *other_logits = high_logits + GL_MOST_HIGH;
     row_facts facts = {.found = found, .scale = scale, .others = others};
-    double unused;
     gl_add_parts(found->most, sums, 4, parts, 1, &facts.sums.log_sum_exp, &facts.sums.entropy);
     facts.sums.scaled = facts.sums.log_sum_exp;
-    if (scale != 1) gl_add_parts(found->most, sums + 2, 4, parts, scale, &facts.sums.scaled, &unused);
+    facts.sums.scaled_entropy = facts.sums.entropy;
+    if (scale != 1)
+        gl_add_parts(found->most, sums + 2, 4, parts, scale, &facts.sums.scaled, &facts.sums.scaled_entropy);
     if (found->count > GL_MOST_HIGH || found->count < least) return facts;
     for (int64_t i = 0; i < found->count; i++) high[i] = (gl_candidate){high_logits[i], high_ids[i]};
     for (int64_t i = 0; i < MIN(found->others, GL_MOST_OTHERS); i++)
@@ -273,7 +274,7 @@ int64_t gl_survivors(const gl_request *request, float *logits, int64_t width, in
     gl_candidate *head = malloc((size_t)request->head * sizeof *head + 1);
     if (!head) return GL_NO_MEMORY;
     for (int64_t i = 0; i < request->head; i++) head[i] = (gl_candidate){highest[i], highest_ids[i]};
-    row_facts facts = {.highest = head, .sums = {.log_sum_exp = log_sum_exp, .scaled = log_sum_exp}};
+    row_facts facts = {.highest = head, .sums = {log_sum_exp, NAN, log_sum_exp, NAN}};
     candidates c = candidates_after(&(gl_line){request, logits, 0}, &facts, width, count);
     int64_t size = c.failure ? c.failure : c.size;
     for (int64_t i = 0; i < MIN(size, room); i++) ids[i] = c.head[i].id, values[i] = c.head[i].value;

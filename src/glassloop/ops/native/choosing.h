@@ -134,8 +134,8 @@ typedef struct {
     int listed;           /* the head alone is valid, not the row */
     int touched;          /* a logit was changed */
     int anew;             /* after a change of the row the head is found anew, as `decode/candidates.py` does it */
-    int has_row_sum;      /* `row_sum` is the log-sum-exp of the row */
-    double row_sum;
+    int has_row_sum;
+    double row_sum, row_entropy; /* log-sum-exp of the row, and its entropy up to rounding */
     int past_edits;       /* a rule was followed that is not about single tokens */
     int failure;          /* an enum gl_failure: then no other field is meaningful */
     float bound;          /* while not sorted: no token outside the head is above this */
@@ -161,10 +161,12 @@ double logit_of(const candidates *c, gl_candidate one);
 const row_facts *facts_now(const candidates *c);
 int64_t place_of(const candidates *c, int32_t id);
 double log_sum_exp_of(candidates *c);
+double entropy_about(candidates *c);
 
 /* What the rules about the shape of the distribution do (cuts.c). There is at least one survivor. */
 void cut(candidates *c, const gl_rule *rule);
 int64_t count_of(const candidates *c, double amount);
+int64_t reaching(const candidates *c, int64_t count, double logit);
 void keep_from(candidates *c, double logit);
 void keep_likely(candidates *c, double probability);
 void keep_typical(candidates *c, double mass);

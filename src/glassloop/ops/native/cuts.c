@@ -42,12 +42,12 @@ static int64_t sort_from(candidates *c, double logit, int64_t most) {
     int64_t alive = gl_active()->alive(c->row, c->width);
     c->size = gl_active()->at_least(c->row, c->width, MAX(least, -FLT_MAX), memory);
     if (c->size > most && c->size < alive) c->size = gl_active()->at_least(c->row, c->width, -FLT_MAX, memory);
-    gl_sort(memory, c->head, c->size);
+    gl_sort(memory, c->head, c->size, c->row);
     return alive;
 }
 
 /* How many of the first `count` tokens of the head have this logit or a higher one. */
-static int64_t reaching(const candidates *c, int64_t count, double logit) {
+int64_t reaching(const candidates *c, int64_t count, double logit) {
     int64_t low = 0;
     while (low < count) {
         int64_t middle = (low + count) / 2;

@@ -213,6 +213,8 @@ typedef struct {
     void (*weigh)(const float *logits, int64_t count, double scale, double most, double *weights);
     void (*surprise)(const float *logits, int64_t count, double scale, double most, double log_total, double *surprises,
                      double *masses);
+    void (*keep_close)(float *logits, int64_t count, double scale, double most, double log_total, double entropy,
+                       double border);
     void (*bins)(const float *logits, int64_t count, double scale, double most, double log_total, double entropy,
                  uint16_t *bins);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
@@ -246,7 +248,8 @@ void gl_run_units(void (*run)(void *work, int64_t unit), void *work, int64_t uni
 /* Sums over a row of logits; NaN if a logit is NaN or plus infinity. */
 typedef struct {
     double log_sum_exp, entropy;
-    double scaled; /* log-sum-exp of the logits times a scale */
+    double scaled;         /* log-sum-exp of the logits times a scale */
+    double scaled_entropy; /* their entropy then */
 } gl_sums;
 
 /* Memory that a thread keeps (memory.c). Each purpose has its own piece; two of the same are never needed at a time. */
@@ -257,13 +260,14 @@ void *gl_memory(enum gl_purpose purpose, size_t bytes);
 /* Sorting logits (sorting.c). */
 int gl_by_logit(const void *a, const void *b);
 int64_t gl_place_of(const gl_candidate *head, int64_t count, gl_candidate one);
-void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count);
+void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count, const float *logits);
 
 /* Functions over rows of logits (rows.c). Those that return int return 0 if there is no memory. */
 int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
               gl_candidate *found, gl_sums *sums);
 int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found);
 double gl_log_sum_exp(const float *logits, int64_t count, double scale);
+void gl_sums_of(const float *logits, int64_t count, double scale, double *log_sum_exp, double *entropy);
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id);
 int gl_race_many(uint64_t key, const gl_candidate *head, int64_t count, const float *row, int64_t width, double scale,
                  int64_t *places, int32_t *winners, double *numbers);

@@ -15,9 +15,11 @@
 #define MOST_GROUPS 1024  /* groups of a row; the maximum of each is kept to find the highest logits fast */
 #define MANY 128          /* more of the highest logits than this are found by sorting */
 #define FIRST_RACERS 256  /* of a long head are all looked at */
-#define LUCKY 64          /* how many ids of a part are expected to pass the threshold of luck, at most */
+#define LUCKY 256         /* how many ids of a part are expected to pass the threshold of luck, at most */
+#define SAMPLE 2048       /* logits of which it is guessed how high the highest are */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* Units of work that the threads share. */
 typedef struct {
@@ -87,27 +89,35 @@ static void find_maxima(void *work, int64_t unit) {
             gl_active()->largest(s->row[row] + i, MIN(s->group, end - i));
 }
 
-/* Finds the `top` highest logits of a row by sorting all that are as high as the `top`-th highest group. Returns how
- * many were found, or -1 if there is no memory. */
-static int64_t sort_highest(const sweep *s, int64_t row, gl_candidate *found) {
-    const float *maxima = s->maxima + row * s->groups;
-    gl_candidate *memory = gl_memory(GL_FOR_SORTING, 2 * ((size_t)s->count + GL_MORE) * sizeof *memory);
+/* Guesses a logit that at least `top` of a row reach, and not many more, from a sample. Uses `memory` and `sorted`. */
+static float guess_least(const float *row, int64_t count, int64_t top, gl_candidate *memory, gl_candidate *sorted) {
+    float sample[SAMPLE];
+    int64_t step = count / SAMPLE, size = 0, wanted = top * SAMPLE / count;
+    wanted += wanted / 4 + 16;
+    if (!step || wanted > SAMPLE / 2) return -INFINITY;
+    for (int64_t i = 0; i < SAMPLE; i++) sample[i] = row[i * step];
+    size = gl_active()->at_least(sample, SAMPLE, -INFINITY, memory);
+    gl_sort(memory, sorted, size, sample);
+    return wanted < size ? sorted[wanted].value : -INFINITY;
+}
+
+/* Finds the `top` highest logits of a row by sorting those that are as high as a guess, or all if these are too few.
+ * Returns how many were found, or -1 if there is no memory. */
+static int64_t sort_highest(const float *row, int64_t count, int64_t top, gl_candidate *found) {
+    size_t room = (size_t)MAX(count, SAMPLE) + GL_MORE;
+    gl_candidate *memory = gl_memory(GL_FOR_SORTING, 2 * room * sizeof *memory);
     if (!memory) return -1;
-    gl_candidate *sorted = memory + s->count + GL_MORE;
-    float least = -INFINITY;
-    if (s->top <= s->groups) {
-        gl_sort(memory, sorted, gl_active()->at_least(maxima, s->groups, -INFINITY, memory));
-        least = sorted[s->top - 1].value;
-    }
-    int64_t size = gl_active()->at_least(s->row[row], s->count, least, memory);
-    gl_sort(memory, sorted, size);
-    size = MIN(size, s->top);
+    gl_candidate *sorted = memory + room;
+    int64_t size = gl_active()->at_least(row, count, guess_least(row, count, top, memory, sorted), memory);
+    if (size < top) size = gl_active()->at_least(row, count, -INFINITY, memory);
+    gl_sort(memory, sorted, size, row);
+    size = MIN(size, top);
     memcpy(found, sorted, size * sizeof *found);
     return size;
 }
 
 static int64_t find_top(const sweep *s, int64_t row, gl_candidate *found) {
-    int64_t size = s->top > MANY ? sort_highest(s, row, found) : -1;
+    int64_t size = s->top > MANY ? sort_highest(s->row[row], s->count, s->top, found) : -1;
     if (size >= 0) return size;
     return gl_active()->highest(s->row[row], s->count, s->top, s->maxima + row * s->groups, s->group, found);
 }
@@ -179,7 +189,6 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
 /* Finds the `top` highest logits of each row in order, ties by lower id, and the sums of each row. */
 int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
               gl_candidate *found, gl_sums *sums) {
-    double unused;
     sweep s = new_sweep(row, rows, count, top, scales, found);
     double *memory = malloc(sweep_bytes(&s));
     if (!memory) return 0;
@@ -188,8 +197,8 @@ int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top,
     gl_run_units(find_both, &s, rows + rows * s.parts);
     for (int64_t i = 0; i < rows; i++) {
         add_up(&s, i, s.sums, 1, &sums[i].log_sum_exp, &sums[i].entropy);
-        if (scales[i] != 1) add_up(&s, i, s.scaled, scales[i], &sums[i].scaled, &unused);
-        else sums[i].scaled = sums[i].log_sum_exp;
+        if (scales[i] != 1) add_up(&s, i, s.scaled, scales[i], &sums[i].scaled, &sums[i].scaled_entropy);
+        else sums[i].scaled = sums[i].log_sum_exp, sums[i].scaled_entropy = sums[i].entropy;
     }
     free(memory);
     return 1;
@@ -226,14 +235,19 @@ int gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, fl
     return 1;
 }
 
-double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
-    double found, unused;
+/* Computes log-sum-exp and entropy of the logits times the scale. */
+void gl_sums_of(const float *logits, int64_t count, double scale, double *log_sum_exp, double *entropy) {
     one_row memory;
     sweep s = new_sweep(&logits, 1, count, 0, &scale, NULL);
     lay_out(&s, memory.numbers);
     find_most(&s);
     gl_run_units(find_scaled, &s, s.parts);
-    add_up(&s, 0, s.scaled, scale, &found, &unused);
+    add_up(&s, 0, s.scaled, scale, log_sum_exp, entropy);
+}
+
+double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
+    double found, unused;
+    gl_sums_of(logits, count, scale, &found, &unused);
     return found;
 }
 

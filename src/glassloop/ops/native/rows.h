@@ -228,6 +228,13 @@ static void surprise(const float *x, int64_t count, double scale, double most, d
     }
 }
 
+/* Removes the logits whose surprise is farther from the entropy than the border. */
+static void keep_close(float *x, int64_t count, double scale, double most, double log_total, double entropy,
+                       double border) {
+    for (int64_t i = 0; i < count; i++)
+        x[i] = fabs(((most - (double)x[i] * scale) + log_total) - entropy) <= border ? x[i] : -INFINITY;
+}
+
 /* The bin of each logit, by the distance of its surprise from the entropy. */
 static void bins(const float *x, int64_t count, double scale, double most, double log_total, double entropy,
                  uint16_t *bins) {

@@ -48,6 +48,9 @@ static everyone everyone_of(candidates *c) {
     return all;
 }
 
+#define ROUGH 1e-7   /* `entropy_about` is closer than this */
+#define UNSURE 1e-10 /* sums over all survivors in different orders differ by less */
+
 enum { MOST_TERMS = 128 }; /* of a sum that is not divided into two */
 
 /* Computes some terms of a sum over all survivors. */
@@ -109,12 +112,38 @@ void keep_deviations(candidates *c, double deviations) {
     keep_from(c, all.most - deviations * deviation);
 }
 
+/* Whether a survivor has a logit from `low` to `high`, or it cannot be told. */
+static int is_between(const candidates *c, double low, double high) {
+    if (!(low <= high)) return 1;
+    if (c->complete || head_logit(c, c->size - 1) < low) return reaching(c, c->size, low) != reaching(c, c->size, high);
+    if (!c->row) return 1;
+    int32_t found = 0;
+    for (int64_t i = 0; i < c->width; i++) {
+        double logit = (double)c->row[i] * c->scale;
+        found += (logit >= low) & (logit <= high);
+    }
+    return found > 0;
+}
+
+/* The least logit that eta leaves, given the entropy. */
+static double eta_border(candidates *c, double epsilon, double entropy) {
+    double border = sqrt(epsilon) * gl_exp(-entropy);
+    return log_sum_exp_of(c) + gl_log(border < epsilon ? border : epsilon) - SLACK;
+}
+
 /* Keeps the tokens with at least the probability min(epsilon, sqrt(epsilon) * exp(-entropy)). */
 void keep_eta(candidates *c, double epsilon) {
+    /* Mostly no token is so close to the border that the last bits of the entropy matter. */
+    double about = entropy_about(c), low = eta_border(c, epsilon, about + ROUGH);
+    double high = eta_border(c, epsilon, about - ROUGH);
+    if (c->failure) return;
+    if (!isnan(about) && !is_between(c, low, high)) {
+        keep_from(c, high);
+        return;
+    }
     everyone all = everyone_of(c);
     if (c->failure) return;
-    double border = sqrt(epsilon) * gl_exp(-entropy_of(&all));
-    keep_likely(c, border < epsilon ? border : epsilon);
+    keep_from(c, eta_border(c, epsilon, entropy_of(&all)));
 }
 
 /* A token as typical-p sees it. */
@@ -125,7 +154,6 @@ typedef struct {
 } typical;
 
 enum { FEW = 256 };  /* so many tokens are sorted by comparing them */
-#define UNSURE 1e-10 /* sums of all masses in different orders differ by less */
 
 static double distance_of(const everyone *all, double entropy, float logit) {
     return fabs(((all->most - (double)logit * all->scale) + all->number) - entropy);
@@ -233,8 +261,7 @@ static void keep_close(candidates *c, const everyone *all, double entropy, doubl
     if (!c->listed) {
         if (!own_row(c)) return;
         touch(c);
-        for (int64_t i = 0; i < c->width; i++)
-            c->row[i] = distance_of(all, entropy, c->row[i]) <= border ? c->row[i] : -INFINITY;
+        gl_active()->keep_close(c->row, c->width, all->scale, all->most, all->number, entropy, border);
         return;
     }
     int64_t kept = 0;
