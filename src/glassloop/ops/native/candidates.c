@@ -103,6 +103,29 @@ static void sort_long_head(candidates *c) {
     free(in_head);
 }
 
+/* The same for a complete head, whose first `ordered` tokens are in the order from before the changes: those that were
+ * changed are taken out, sorted and merged into the others. */
+static void merge_changed(candidates *c) {
+    gl_candidate *changed = gl_memory(GL_FOR_SORTING, (size_t)c->ordered * sizeof *changed + 1), *head = c->head;
+    if (!changed) {
+        c->failure = GL_NO_MEMORY;
+        return;
+    }
+    int64_t same = 0, count = 0;
+    for (int64_t i = 0; i < c->ordered; i++) {
+        gl_candidate now = {c->row[head[i].id], head[i].id};
+        if (!memcmp(&now, &head[i], sizeof now)) head[same++] = now;
+        else if (now.value > -INFINITY) changed[count++] = now;
+    }
+    qsort(changed, count, sizeof *changed, gl_by_logit);
+    c->size = same + count;
+    c->sorted = 1;
+    for (int64_t place = c->size - 1; count; place--) {
+        int is_last = !same || gl_by_logit(&head[same - 1], &changed[count - 1]) < 0;
+        head[place] = is_last ? changed[--count] : head[--same];
+    }
+}
+
 /* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
  * now comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
 static void sort_head(candidates *c) {
@@ -112,7 +135,8 @@ static void sort_head(candidates *c) {
         return;
     }
     if (c->size > LONG) {
-        sort_long_head(c);
+        if (c->complete) merge_changed(c);
+        else sort_long_head(c);
         return;
     }
     for (int64_t i = 0; i < c->size; i++) {
@@ -239,9 +263,9 @@ double entropy_about(candidates *c) {
     if (c->listed) {
         const double *sums = sums_of(c);
         if (!sums) return NAN;
-        double total = sums[c->size - 1], most = head_logit(c, 0), weighted = 0;
-        for (int64_t i = 1; i < c->size; i++) weighted += (sums[i] - sums[i - 1]) * (head_logit(c, i) - most);
-        return gl_log(total) - weighted / total;
+        double total = sums[c->size - 1], most = head_logit(c, 0), weighted[4] = {0};
+        for (int64_t i = 1; i < c->size; i++) weighted[i & 3] += (sums[i] - sums[i - 1]) * (head_logit(c, i) - most);
+        return gl_log(total) - (weighted[0] + weighted[1] + weighted[2] + weighted[3]) / total;
     }
     if (!c->touched && c->scale == 1) return c->facts->sums.entropy;
     if (!c->touched && c->scale == c->request->scale) return c->facts->sums.scaled_entropy;
@@ -259,7 +283,10 @@ void touch(candidates *c) {
         c->sorted = 1;
         return;
     }
-    if (c->sorted) c->bound = c->complete || !c->size ? -INFINITY : c->head[c->size - 1].value;
+    if (c->sorted) {
+        c->bound = c->complete || !c->size ? -INFINITY : c->head[c->size - 1].value;
+        c->ordered = c->size;
+    }
     c->sorted = 0;
 }
 
@@ -282,7 +309,7 @@ static int done_elsewhere(candidates *c) {
 }
 
 /* Makes room to note `count` more changes. */
-int may_change(candidates *c, int64_t count) {
+static int may_change(candidates *c, int64_t count) {
     if (c->own || c->changed + count <= c->changes_room) return 1;
     int64_t room = MAX(c->changed + count, 2 * c->changes_room + 256);
     struct change *changes = realloc(c->changes, (size_t)room * sizeof *changes);
@@ -295,7 +322,7 @@ int may_change(candidates *c, int64_t count) {
     return 1;
 }
 
-void put(candidates *c, int32_t id, float value) {
+static void put(candidates *c, int32_t id, float value) {
     if (!c->own) c->changes[c->changed++] = (struct change){id, c->row[id]};
     c->row[id] = value;
 }

@@ -139,6 +139,7 @@ typedef struct {
     int past_edits;       /* a rule was followed that is not about single tokens */
     int failure;          /* an enum gl_failure: then no other field is meaningful */
     float bound;          /* while not sorted: no token outside the head is above this */
+    int64_t ordered;      /* while not sorted: so many tokens at the start of the head were sorted */
     struct change {
         int32_t id;
         float before;
@@ -153,9 +154,7 @@ void free_candidates(candidates *c);
 int make_room(candidates *c, int64_t wanted);
 void grow(candidates *c, int64_t count);
 void touch(candidates *c);
-int may_change(candidates *c, int64_t count);
 int own_row(candidates *c);
-void put(candidates *c, int32_t id, float value);
 const double *sums_of(candidates *c);
 double logit_of(const candidates *c, gl_candidate one);
 const row_facts *facts_now(const candidates *c);

@@ -131,28 +131,35 @@ void keep_likely(candidates *c, double probability) {
     if (!c->failure) keep_from(c, least);
 }
 
+/* Removes the tokens of the row with this logit or a higher one, but the last of them in order. */
+static void exclude_from_row(candidates *c, double border) {
+    int64_t last = -1, count = 0;
+    for (int64_t i = 0; i < c->width; i++) {
+        if (!((double)c->row[i] * c->scale >= border)) continue;
+        if (last < 0 || c->row[i] <= c->row[last]) last = i;
+        count++;
+    }
+    if (count < 2 || !own_row(c)) return;
+    float kept = c->row[last];
+    touch(c);
+    for (int64_t i = 0; i < c->width; i++) c->row[i] = (double)c->row[i] * c->scale >= border ? -INFINITY : c->row[i];
+    c->row[last] = kept;
+}
+
 /* Removes all tokens with at least this probability but the least likely of them. */
 static void exclude(candidates *c, double probability) {
     if (probability > 1) return; /* no token has that */
     double border = log_sum_exp_of(c) + gl_log(probability) - SLACK;
     if (c->failure || head_logit(c, 0) < border) return;
-    if (c->listed) {
-        int64_t gone = reaching(c, c->size, border) - 1;
-        if (gone < 1) return;
-        memmove(c->head, c->head + gone, (c->size -= gone) * sizeof *c->head);
-        c->summed = 0;
+    if (!c->listed) {
+        if (c->row) exclude_from_row(c, border);
+        else c->failure = GL_NEEDS_ROW;
         return;
     }
-    if (!c->row) {
-        c->failure = GL_NEEDS_ROW;
-        return;
-    }
-    if (!c->complete && head_logit(c, c->size - 1) >= border) sort_from(c, border, c->width);
-    if (c->failure) return;
     int64_t gone = reaching(c, c->size, border) - 1;
-    if (gone < 1 || !may_change(c, gone)) return;
-    for (int64_t i = 0; i < gone; i++) put(c, c->head[i].id, -INFINITY);
-    touch(c);
+    if (gone < 1) return;
+    memmove(c->head, c->head + gone, (c->size -= gone) * sizeof *c->head);
+    c->summed = 0;
 }
 
 void cut(candidates *c, const gl_rule *r) {

@@ -190,16 +190,16 @@ static typical typical_of(const everyone *all, double entropy, int64_t place) {
 
 /* Divides tokens into bins again and keeps those of one, until they are few or equally far from the entropy. */
 static int64_t narrow_further(typical *some, int64_t count, double wanted, double *below) {
-    for (int64_t before = count + 1; count > FEW && count < before;) {
+    while (count > FEW) {
         bin bins[GL_BINS] = {0};
         double least = INFINITY, most = 0;
         for (int64_t i = 0; i < count; i++) least = MIN(least, some[i].distance), most = MAX(most, some[i].distance);
         double per_nat = (GL_BINS - 1) / (most - least);
-        if (!(per_nat < INFINITY)) break;
+        if (!(per_nat < INFINITY)) break; /* otherwise the closest and the farthest are in different bins */
         for (int64_t i = 0; i < count; i++)
             bins[(int)((some[i].distance - least) * per_nat)].mass[i & 1] += some[i].mass;
         int chosen = bin_with(bins, wanted, below);
-        before = count;
+        int64_t before = count;
         count = 0;
         for (int64_t i = 0; i < before; i++)
             if ((int)((some[i].distance - least) * per_nat) == chosen) some[count++] = some[i];
@@ -246,7 +246,7 @@ static double border_of(const everyone *all, double entropy, double wanted, uint
     int64_t count;
     typical *some = narrow_down(all, entropy, wanted, numbers, &count, &reached);
     if (!some) return NAN;
-    qsort(some, count, sizeof *some, by_distance);
+    if (count <= FEW) qsort(some, count, sizeof *some, by_distance); /* else they are equally far */
     for (int64_t i = 0; i < count && border < 0 && reached <= wanted - UNSURE;) {
         double distance = some[i].distance;
         for (; i < count && some[i].distance == distance; i++) reached += some[i].mass;

@@ -27,6 +27,14 @@ static inline void scatter(const keyed *restrict from, keyed *restrict to, int64
     for (int64_t i = 0; i < count; i++) to[starts[(uint32_t)from[i] >> shift & (VALUES - 1)]++] = from[i];
 }
 
+/* The last digit, and from the order back to the logits. */
+static inline void scatter_back(const keyed *restrict from, keyed *restrict to, int64_t count, uint32_t *restrict starts) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t order = (uint32_t)from[i];
+        to[starts[order >> 2 * DIGIT]++] = (from[i] >> 32 << 32) | flip(order);
+    }
+}
+
 /* Replaces logits by their order, and counts the values of each digit. Returns whether there is a minus zero, which has
  * the order of zero. */
 static int count_digits(keyed *restrict all, int64_t count, uint32_t (*restrict starts)[VALUES]) {
@@ -60,8 +68,7 @@ void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count, const fl
         }
     scatter(one, other, count, 0, starts[0]);
     scatter(other, one, count, DIGIT, starts[1]);
-    scatter(one, other, count, 2 * DIGIT, starts[2]);
-    for (int64_t i = 0; i < count; i++) other[i] = (other[i] >> 32 << 32) | flip((uint32_t)other[i]);
+    scatter_back(one, other, count, starts[2]);
     for (int64_t i = 0; minus_zeros && i < count; i++)
         if (sorted[i].value == 0) sorted[i].value = logits[sorted[i].id];
 }
