@@ -7,8 +7,10 @@ that sees the candidates between stages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 
 import numpy as np
 
@@ -46,6 +48,10 @@ DEFAULT_ORDER = (
     "epsilon_cutoff",
     "eta_cutoff",
 )
+
+SLOW = 0.05  # seconds that a stage may take for one token before the log says so
+_LOG = logging.getLogger(__name__)
+_slow: set[str] = set()  # the stages of which the log has said it
 
 _BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff")  # stages that look at probabilities
 
@@ -161,10 +167,20 @@ def _run_stages(
     chain: tuple[Stage, ...], candidates: Candidates, step: Step, observer: Observer | None
 ) -> Candidates:
     for stage in chain:
+        began = perf_counter()
         before, candidates = candidates, stage.run(candidates, step)
+        if not stage.built_in:
+            _note_time(stage.name, perf_counter() - began)
         if observer is not None:
             observer(stage, before, candidates)
     return candidates
+
+
+def _note_time(name: str, seconds: float) -> None:
+    """Says in the log, once for each stage, that it is slow: the other requests of the step wait for it."""
+    if seconds > SLOW and name not in _slow:
+        _slow.add(name)
+        _LOG.warning("stage %r took %.0f ms for one token; all requests wait for it", name, 1000 * seconds)
 
 
 def _run_rules(

@@ -188,14 +188,16 @@ static typical typical_of(const everyone *all, double entropy, int64_t place) {
     return (typical){distance_of(all, entropy, logit), all->masses[place], logit};
 }
 
-/* Divides tokens into bins again and keeps those of one, until they are few or equally far from the entropy. */
+/* Divides tokens into bins again and keeps those of one, until they are few or equally far from the entropy. Returns how
+ * many are left, or 0 if they cannot be divided. */
 static int64_t narrow_further(typical *some, int64_t count, double wanted, double *below) {
     while (count > FEW) {
         bin bins[GL_BINS] = {0};
         double least = INFINITY, most = 0;
         for (int64_t i = 0; i < count; i++) least = MIN(least, some[i].distance), most = MAX(most, some[i].distance);
         double per_nat = (GL_BINS - 1) / (most - least);
-        if (!(per_nat < INFINITY)) break; /* otherwise the closest and the farthest are in different bins */
+        if (!(per_nat > 0)) return 0;
+        if (per_nat == INFINITY) break; /* else the closest and the farthest are in different bins */
         for (int64_t i = 0; i < count; i++)
             bins[(int)((some[i].distance - least) * per_nat)].mass[i & 1] += some[i].mass;
         int chosen = bin_with(bins, wanted, below);
@@ -207,9 +209,15 @@ static int64_t narrow_further(typical *some, int64_t count, double wanted, doubl
     return count;
 }
 
+static typical *new_typical(candidates *c, int64_t count) {
+    typical *some = malloc(((size_t)count + 1) * sizeof *some);
+    if (!some) c->failure = GL_NO_MEMORY;
+    return some;
+}
+
 /* Finds those survivors among which the wanted mass is reached, the closest first. Returns them, in memory that the
- * caller frees, or NULL if there is none; those that are closer have the mass `below`. */
-static typical *narrow_down(const everyone *all, double entropy, double wanted, uint16_t *numbers, int64_t *count,
+ * caller frees, or NULL, and notes the failure, if there is none; those that are closer have the mass `below`. */
+static typical *narrow_down(candidates *c, const everyone *all, double entropy, double wanted, uint16_t *numbers, int64_t *count,
                             double *below) {
     bin bins[GL_BINS] = {0};
     gl_active()->bins(all->logits, all->count, all->scale, all->most, all->number, entropy, numbers);
@@ -218,7 +226,7 @@ static typical *narrow_down(const everyone *all, double entropy, double wanted, 
         bins[numbers[i]].count++;
     }
     int chosen = bin_with(bins, wanted, below);
-    typical *some = malloc(((size_t)bins[chosen].count + 1) * sizeof *some);
+    typical *some = new_typical(c, bins[chosen].count);
     *count = 0;
     for (int64_t i = 0; some && i < all->count; i++)
         if (numbers[i] == chosen) some[(*count)++] = typical_of(all, entropy, i);
@@ -227,9 +235,9 @@ static typical *narrow_down(const everyone *all, double entropy, double wanted, 
 }
 
 /* Returns the distance of the last token that is kept, by the definition: the masses are added up one by one. */
-static double border_by_sorting(const everyone *all, double entropy, double wanted) {
-    typical *some = malloc((size_t)all->count * sizeof *some);
-    if (!some) return NAN;
+static double border_by_sorting(candidates *c, const everyone *all, double entropy, double wanted) {
+    typical *some = new_typical(c, all->count);
+    if (!some) return 0;
     for (int64_t i = 0; i < all->count; i++) some[i] = typical_of(all, entropy, i);
     qsort(some, all->count, sizeof *some, by_distance);
     double reached = 0;
@@ -241,11 +249,11 @@ static double border_by_sorting(const everyone *all, double entropy, double want
 }
 
 /* Returns the same. The masses are added up in another order, unless rounding could then decide. */
-static double border_of(const everyone *all, double entropy, double wanted, uint16_t *numbers) {
+static double border_of(candidates *c, const everyone *all, double entropy, double wanted, uint16_t *numbers) {
     double reached = 0, border = -1;
     int64_t count;
-    typical *some = narrow_down(all, entropy, wanted, numbers, &count, &reached);
-    if (!some) return NAN;
+    typical *some = narrow_down(c, all, entropy, wanted, numbers, &count, &reached);
+    if (!some) return 0;
     if (count <= FEW) qsort(some, count, sizeof *some, by_distance); /* else they are equally far */
     for (int64_t i = 0; i < count && border < 0 && reached <= wanted - UNSURE;) {
         double distance = some[i].distance;
@@ -253,7 +261,7 @@ static double border_of(const everyone *all, double entropy, double wanted, uint
         if (reached >= wanted + UNSURE) border = distance;
     }
     free(some);
-    return border < 0 ? border_by_sorting(all, entropy, wanted) : border;
+    return border < 0 ? border_by_sorting(c, all, entropy, wanted) : border;
 }
 
 /* Removes the survivors that are farther from the entropy than the border. */
@@ -282,7 +290,6 @@ void keep_typical(candidates *c, double mass) {
         c->failure = GL_NO_MEMORY;
         return;
     }
-    double entropy = entropy_of(&all), border = border_of(&all, entropy, mass - SLACK, numbers);
-    if (isnan(border)) c->failure = GL_NO_MEMORY;
-    else keep_close(c, &all, entropy, border);
+    double entropy = entropy_of(&all), border = border_of(c, &all, entropy, mass - SLACK, numbers);
+    if (!c->failure) keep_close(c, &all, entropy, border);
 }
