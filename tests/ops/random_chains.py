@@ -1,4 +1,4 @@
-"""Random rows of logits, random chains of all built-in stages, and their definition: the same stages in NumPy.
+"""Random rows of logits, random chains of built-in stages, and their definition: the same stages in NumPy.
 
 Run as a program it compares many of them, some on each instruction set: the sanitizers' test does that.
 """
