@@ -1,5 +1,5 @@
-"""`python -m bench.chains`: what one choice costs on one thread, with each built-in stage and on rows of every
-shape. Prints a table and a last line of JSON; `--before` reads that line of another build and shows both.
+"""`python -m bench.chains`: what one choice costs on one thread, by stage and by shape of the row of logits.
+Prints a table and a last line of JSON; `--before` reads that line of another build and shows both.
 """
 
 from __future__ import annotations

@@ -27,22 +27,28 @@ static void keep_first(candidates *c, int64_t count) {
     c->complete = c->listed = 1;
 }
 
-/* Sorts all tokens of the row that have this logit or a higher one, and perhaps lower ones, which become the head. If
- * these are more than `most`, all tokens are sorted. Returns how many tokens the row has, or 0, and notes the failure,
- * if there is no memory. */
-static int64_t sort_from(candidates *c, double logit, int64_t most) {
-    gl_candidate *memory = gl_memory(GL_FOR_SORTING, ((size_t)c->width + GL_MORE) * sizeof *memory);
-    if (!memory || !make_room(c, c->width)) {
-        c->failure = GL_NO_MEMORY;
-        return 0;
-    }
+/* Finds all tokens of the row that have this logit or a higher one, and perhaps a few lower ones, with ascending ids. They
+ * are in memory that is kept for sorting; NULL, and the failure is noted, if there is none. */
+static gl_candidate *find_from(candidates *c, double logit, int64_t *count) {
+    gl_candidate *found = gl_memory(GL_FOR_SORTING, ((size_t)c->width + GL_MORE) * sizeof *found);
     float least = (float)(logit / c->scale);
     /* Rounding has moved it by less than this. */
     least = isfinite(least) ? nextafterf(nextafterf(least, -INFINITY), -INFINITY) : -INFINITY;
-    int64_t alive = gl_active()->alive(c->row, c->width);
-    c->size = gl_active()->at_least(c->row, c->width, MAX(least, -FLT_MAX), memory);
-    if (c->size > most && c->size < alive) c->size = gl_active()->at_least(c->row, c->width, -FLT_MAX, memory);
-    gl_sort(memory, c->head, c->size, c->row);
+    if (found) *count = gl_active()->at_least(c->row, c->width, MAX(least, -FLT_MAX), found);
+    else c->failure = GL_NO_MEMORY;
+    return found;
+}
+
+/* Sorts all tokens of the row that have this logit or a higher one, and perhaps a few lower ones, which become the head.
+ * If these are more than `most`, all tokens are sorted. Returns how many tokens the row has, or 0, and notes the
+ * failure, if there is no memory. */
+static int64_t sort_from(candidates *c, double logit, int64_t most) {
+    int64_t alive = gl_active()->alive(c->row, c->width), count;
+    gl_candidate *found = find_from(c, logit, &count);
+    if (found && count > most && count < alive) found = find_from(c, -INFINITY, &count);
+    if (!found || !make_room(c, count)) return 0;
+    gl_sort(found, c->head, count, c->row);
+    c->size = count;
     return alive;
 }
 
@@ -133,17 +139,17 @@ void keep_likely(candidates *c, double probability) {
 
 /* Removes the tokens of the row with this logit or a higher one, but the last of them in order. */
 static void exclude_from_row(candidates *c, double border) {
-    int64_t last = -1, count = 0;
-    for (int64_t i = 0; i < c->width; i++) {
-        if (!((double)c->row[i] * c->scale >= border)) continue;
-        if (last < 0 || c->row[i] <= c->row[last]) last = i;
-        count++;
+    int64_t found, count = 0, last = -1;
+    gl_candidate *likely = find_from(c, border, &found);
+    if (!likely) return;
+    for (int64_t i = 0; i < found; i++) {
+        if (!((double)likely[i].value * c->scale >= border)) continue;
+        if (last < 0 || likely[i].value <= likely[last].value) last = count;
+        likely[count++] = likely[i];
     }
     if (count < 2 || !own_row(c)) return;
-    float kept = c->row[last];
     touch(c);
-    for (int64_t i = 0; i < c->width; i++) c->row[i] = (double)c->row[i] * c->scale >= border ? -INFINITY : c->row[i];
-    c->row[last] = kept;
+    for (int64_t i = 0; i < count; i++) c->row[likely[i].id] = i == last ? likely[i].value : -INFINITY;
 }
 
 /* Removes all tokens with at least this probability but the least likely of them. */

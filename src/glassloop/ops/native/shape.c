@@ -166,17 +166,14 @@ static int by_distance(const void *a, const void *b) {
     return x->logit > y->logit ? -1 : x->logit < y->logit;
 }
 
-/* The tokens of each bin: their mass, as two sums that are computed side by side, and their number. */
-typedef struct {
-    double mass[2];
-    int64_t count;
-} bin;
+/* The mass of the tokens of a bin, as four sums that are computed side by side. */
+typedef double bin[4];
 
 /* Returns the bin in which the sum of the masses, the closest first, reaches what is wanted, and adds those before it to
  * `below`. */
-static int bin_with(const bin *bins, double wanted, double *below) {
+static int bin_with(bin *bins, double wanted, double *below) {
     for (int number = 0; number < GL_BINS - 1; number++) {
-        double mass = bins[number].mass[0] + bins[number].mass[1];
+        double mass = (bins[number][0] + bins[number][1]) + (bins[number][2] + bins[number][3]);
         if (*below + mass >= wanted) return number;
         *below += mass;
     }
@@ -199,7 +196,7 @@ static int64_t narrow_further(typical *some, int64_t count, double wanted, doubl
         if (!(per_nat > 0)) return 0;
         if (per_nat == INFINITY) break; /* else the closest and the farthest are in different bins */
         for (int64_t i = 0; i < count; i++)
-            bins[(int)((some[i].distance - least) * per_nat)].mass[i & 1] += some[i].mass;
+            bins[(int)((some[i].distance - least) * per_nat)][i & 3] += some[i].mass;
         int chosen = bin_with(bins, wanted, below);
         int64_t before = count;
         count = 0;
@@ -217,16 +214,15 @@ static typical *new_typical(candidates *c, int64_t count) {
 
 /* Finds those survivors among which the wanted mass is reached, the closest first. Returns them, in memory that the
  * caller frees, or NULL, and notes the failure, if there is none; those that are closer have the mass `below`. */
-static typical *narrow_down(candidates *c, const everyone *all, double entropy, double wanted, uint16_t *numbers, int64_t *count,
-                            double *below) {
+static typical *narrow_down(candidates *c, const everyone *all, double entropy, double wanted, uint16_t *numbers,
+                            int64_t *count, double *below) {
     bin bins[GL_BINS] = {0};
     gl_active()->bins(all->logits, all->count, all->scale, all->most, all->number, entropy, numbers);
-    for (int64_t i = 0; i < all->count; i++) {
-        bins[numbers[i]].mass[i & 1] += all->masses[i];
-        bins[numbers[i]].count++;
-    }
+    for (int64_t i = 0; i < all->count; i++) bins[numbers[i]][i & 3] += all->masses[i];
     int chosen = bin_with(bins, wanted, below);
-    typical *some = new_typical(c, bins[chosen].count);
+    int32_t size = 0;
+    for (int64_t i = 0; i < all->count; i++) size += numbers[i] == chosen;
+    typical *some = new_typical(c, size);
     *count = 0;
     for (int64_t i = 0; some && i < all->count; i++)
         if (numbers[i] == chosen) some[(*count)++] = typical_of(all, entropy, i);
