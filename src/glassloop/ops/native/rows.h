@@ -198,33 +198,51 @@ static int64_t alive(const float *x, int64_t count) {
     return found;
 }
 
-/* The same bits as gl_exp, for numbers up to 0, without a branch. */
-INLINE double exp_below(double x) {
-    double near = x < -708.0 ? -708.0 : x;
-    double shifted = near * 1.4426950408889634 + GL_MAGIC, k = shifted - GL_MAGIC;
-    double r = (near - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10, z = r * r;
-    double even = 1.0 / 479001600, odd = 1.0 / 6227020800.0;
-    even = even * z + 1.0 / 3628800, odd = odd * z + 1.0 / 39916800;
-    even = even * z + 1.0 / 40320, odd = odd * z + 1.0 / 362880;
-    even = even * z + 1.0 / 720, odd = odd * z + 1.0 / 5040;
-    even = even * z + 1.0 / 24, odd = odd * z + 1.0 / 120;
-    even = even * z + 1.0 / 2, odd = odd * z + 1.0 / 6;
-    double p = 1.0 + (r + z * (even + r * odd));
-    double e = p * gl_from_bits((gl_bits(shifted) + 1023) << 52);
-    return x < -708.0 ? 0.0 : e;
+typedef int64_t bits_of_vd __attribute__((vector_size(8 * WIDE)));
+
+/* The same bits as gl_exp, for numbers up to 0. */
+INLINE vd exp_below(vd x) {
+    vd near = vd_max(vd_set(-708.0), x), shifted = near * vd_set(1.4426950408889634) + vd_set(GL_MAGIC);
+    vd k = shifted - vd_set(GL_MAGIC);
+    vd r = (near - k * vd_set(6.93147180369123816490e-01)) - k * vd_set(1.90821492927058770002e-10), z = r * r;
+    vd even = vd_set(1.0 / 479001600), odd = vd_set(1.0 / 6227020800.0);
+    even = even * z + vd_set(1.0 / 3628800), odd = odd * z + vd_set(1.0 / 39916800);
+    even = even * z + vd_set(1.0 / 40320), odd = odd * z + vd_set(1.0 / 362880);
+    even = even * z + vd_set(1.0 / 720), odd = odd * z + vd_set(1.0 / 5040);
+    even = even * z + vd_set(1.0 / 24), odd = odd * z + vd_set(1.0 / 120);
+    even = even * z + vd_set(1.0 / 2), odd = odd * z + vd_set(1.0 / 6);
+    vd power = (vd_set(1.0) + (r + z * (even + r * odd))) * vd_exponent(shifted + vd_set(1023.0));
+    return (vd)((bits_of_vd)power & ~(bits_of_vd)(x < vd_set(-708.0)));
+}
+
+/* Loads WIDE logits times the scale; those behind the end are 0. */
+INLINE vd load_scaled(const float *x, int64_t count, double scale) {
+    float some[WIDE] = {0};
+    if (count < WIDE) {
+        memcpy(some, x, count * sizeof *x);
+        x = some;
+    }
+    return vd_load(x) * vd_set(scale);
+}
+
+INLINE void store_some(double *to, int64_t count, vd values) {
+    if (count >= WIDE) memcpy(to, &values, sizeof values);
+    else memcpy(to, &values, count * sizeof *to);
 }
 
 /* The weight of each logit, e^(x * scale - most), where none is above `most`. */
 static void weigh(const float *x, int64_t count, double scale, double most, double *weights) {
-    for (int64_t i = 0; i < count; i++) weights[i] = exp_below((double)x[i] * scale - most);
+    for (int64_t i = 0; i < count; i += WIDE)
+        store_some(weights + i, count - i, exp_below(load_scaled(x + i, count - i, scale) - vd_set(most)));
 }
 
 /* The surprise of each logit, minus its log-probability, and its probability. */
 static void surprise(const float *x, int64_t count, double scale, double most, double log_total, double *surprises,
                      double *masses) {
-    for (int64_t i = 0; i < count; i++) {
-        surprises[i] = (most - (double)x[i] * scale) + log_total;
-        masses[i] = exp_below(-surprises[i]);
+    for (int64_t i = 0; i < count; i += WIDE) {
+        vd s = (vd_set(most) - load_scaled(x + i, count - i, scale)) + vd_set(log_total);
+        store_some(surprises + i, count - i, s);
+        store_some(masses + i, count - i, exp_below(-s));
     }
 }
 
