@@ -120,9 +120,11 @@ static void merge_changed(candidates *c) {
     qsort(changed, count, sizeof *changed, gl_by_logit);
     c->size = same + count;
     c->sorted = 1;
-    for (int64_t place = c->size - 1; count; place--) {
-        int is_last = !same || gl_by_logit(&head[same - 1], &changed[count - 1]) < 0;
-        head[place] = is_last ? changed[--count] : head[--same];
+    for (; count; count--) { /* those behind the last one move to the end */
+        int64_t place = gl_count_before(head, same, changed[count - 1]);
+        memmove(head + place + count, head + place, (same - place) * sizeof *head);
+        head[place + count - 1] = changed[count - 1];
+        same = place;
     }
 }
 

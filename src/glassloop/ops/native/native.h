@@ -259,6 +259,7 @@ void *gl_memory(enum gl_purpose purpose, size_t bytes);
 
 /* Sorting logits (sorting.c). */
 int gl_by_logit(const void *a, const void *b);
+int64_t gl_count_before(const gl_candidate *head, int64_t count, gl_candidate one);
 int64_t gl_place_of(const gl_candidate *head, int64_t count, gl_candidate one);
 void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count, const float *logits);
 

@@ -393,17 +393,6 @@ int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t coun
     return 1;
 }
 
-/* The place of a token in a sorted head, or -1. */
-int64_t gl_place_of(const gl_candidate *head, int64_t count, gl_candidate one) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (gl_by_logit(&head[middle], &one) < 0) low = middle + 1;
-        else high = middle;
-    }
-    return low < count && head[low].id == one.id ? low : -1;
-}
-
 /* The same as `gl_race` among all tokens of a long sorted head, whose logits the row has too: only those with enough luck
  * are looked at. */
 int gl_race_many(uint64_t key, const gl_candidate *head, int64_t count, const float *row, int64_t width, double scale,

@@ -16,6 +16,23 @@ int gl_by_logit(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+/* How many tokens of a sorted head come before this one. */
+int64_t gl_count_before(const gl_candidate *head, int64_t count, gl_candidate one) {
+    int64_t low = 0;
+    while (low < count) {
+        int64_t middle = (low + count) / 2;
+        if (gl_by_logit(&head[middle], &one) < 0) low = middle + 1;
+        else count = middle;
+    }
+    return low;
+}
+
+/* The place of a token in a sorted head, or -1. */
+int64_t gl_place_of(const gl_candidate *head, int64_t count, gl_candidate one) {
+    int64_t place = gl_count_before(head, count, one);
+    return place < count && head[place].id == one.id ? place : -1;
+}
+
 /* A candidate as a number: its id, and in the lower half a number whose order is that of the logits, the highest first. */
 typedef uint64_t __attribute__((may_alias)) keyed;
 
