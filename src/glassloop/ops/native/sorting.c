@@ -44,14 +44,6 @@ static inline void scatter(const keyed *restrict from, keyed *restrict to, int64
     for (int64_t i = 0; i < count; i++) to[starts[(uint32_t)from[i] >> shift & (VALUES - 1)]++] = from[i];
 }
 
-/* The last digit, and from the order back to the logits. */
-static inline void scatter_back(const keyed *restrict from, keyed *restrict to, int64_t count, uint32_t *restrict starts) {
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t order = (uint32_t)from[i];
-        to[starts[order >> 2 * DIGIT]++] = (from[i] >> 32 << 32) | flip(order);
-    }
-}
-
 /* Replaces logits by their order, and counts the values of each digit. Returns whether there is a minus zero, which has
  * the order of zero. */
 static int count_digits(keyed *restrict all, int64_t count, uint32_t (*restrict starts)[VALUES]) {
@@ -75,17 +67,21 @@ void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count, const fl
         qsort(sorted, count, sizeof *sorted, gl_by_logit);
         return;
     }
-    keyed *one = (keyed *)memory, *other = (keyed *)sorted;
-    uint32_t starts[3][VALUES] = {0};
-    int minus_zeros = count_digits(one, count, starts);
-    for (int digit = 0; digit < 3; digit++)
+    keyed *from = (keyed *)memory, *to = (keyed *)sorted;
+    uint32_t starts[3][VALUES] = {0}, first;
+    int minus_zeros = count_digits(from, count, starts);
+    first = (uint32_t)*from;
+    for (int digit = 0; digit < 3; digit++) {
+        if (starts[digit][first >> digit * DIGIT & (VALUES - 1)] == count) continue; /* all have the same */
         for (uint32_t value = 0, before = 0, here; value < VALUES; value++, before += here) {
             here = starts[digit][value];
             starts[digit][value] = before;
         }
-    scatter(one, other, count, 0, starts[0]);
-    scatter(other, one, count, DIGIT, starts[1]);
-    scatter_back(one, other, count, starts[2]);
+        scatter(from, to, count, digit * DIGIT, starts[digit]);
+        keyed *other = from;
+        from = to, to = other;
+    }
+    for (int64_t i = 0; i < count; i++) ((keyed *)sorted)[i] = (from[i] >> 32 << 32) | flip((uint32_t)from[i]);
     for (int64_t i = 0; minus_zeros && i < count; i++)
         if (sorted[i].value == 0) sorted[i].value = logits[sorted[i].id];
 }
