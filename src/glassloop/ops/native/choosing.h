@@ -151,16 +151,19 @@ static inline double head_logit(const candidates *c, int64_t place) { return (do
 
 candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count);
 void free_candidates(candidates *c);
-int make_room(candidates *c, int64_t wanted);
-void grow(candidates *c, int64_t count);
 void touch(candidates *c);
 int own_row(candidates *c);
-const double *sums_of(candidates *c);
 double logit_of(const candidates *c, gl_candidate one);
-const row_facts *facts_now(const candidates *c);
-int64_t place_of(const candidates *c, int32_t id);
 double log_sum_exp_of(candidates *c);
 double entropy_about(candidates *c);
+
+/* The head (head.c). */
+int make_room(candidates *c, int64_t wanted);
+void set_head(candidates *c, int64_t found, int64_t looked_for);
+const row_facts *facts_now(const candidates *c);
+void grow(candidates *c, int64_t count);
+int64_t place_of(const candidates *c, int32_t id);
+const double *sums_of(candidates *c);
 
 /* What the rules about the shape of the distribution do (cuts.c). There is at least one survivor. */
 void cut(candidates *c, const gl_rule *rule);

@@ -133,6 +133,8 @@ static double eta_border(candidates *c, double epsilon, double entropy) {
 
 /* Keeps the tokens with at least the probability min(epsilon, sqrt(epsilon) * exp(-entropy)). */
 void keep_eta(candidates *c, double epsilon) {
+    double highest = log_sum_exp_of(c) + gl_log(epsilon); /* that the border can be */
+    if (c->failure || (c->complete && head_logit(c, c->size - 1) > highest)) return;
     /* Mostly no token is so close to the border that the last bits of the entropy matter. */
     double about = entropy_about(c), low = eta_border(c, epsilon, about + ROUGH);
     double high = eta_border(c, epsilon, about - ROUGH);
