@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import ModelError, Sampling, SamplingError
+from glassloop.decode import chain
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.rules import Action
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.model.loader import load_tokenizer
 from glassloop.ops import choose_ops
@@ -104,6 +106,41 @@ def test_a_fixed_rule_is_the_same_at_every_step(seed):
         if each.fixed:
             for one, other in zip(each.rule(begun.step), each.rule(decoder.step), strict=True):
                 assert np.array_equal(one, other), each.name
+
+
+@pytest.mark.skipif(not library.available(), reason="not built")
+@pytest.mark.parametrize("stage_name", ["typical_p", "top_n_sigma", "xtc", "eta_cutoff"])
+def test_an_op_set_that_follows_no_rules_about_whole_rows_is_not_asked_to(stage_name, monkeypatch):
+    """Its requests are as if these stages had no rule: they run in NumPy; a prediction leaves them out."""
+    ops = choose_ops("native").rows
+    option = "xtc_probability" if stage_name == "xtc" else stage_name
+    sampling = Sampling(top_p=0.9, **{option: 0.5})
+    whole = Decoder(sampling, VOCAB, 5, ops=ops)
+    chosen = whole.choose(row(3))
+    assert len(whole.row_request().rules) == 2 and whole.fixed == (stage_name != "xtc")
+    monkeypatch.setattr(ops.chooser, "follows_whole_rows", False)
+    limited = Decoder(sampling, VOCAB, 5, ops=ops)
+    assert limited.row_request() is None and not limited.fixed
+    assert [rule.action for rule in limited.prediction_request().rules] == [Action.MASS]
+    same(limited.choose(row(3)), chosen)
+
+
+def test_a_slow_stage_is_reported_once(monkeypatch, caplog):
+    monkeypatch.setattr(chain, "SLOW", -1.0)
+    try:
+
+        @stage("unhurried", kind="mask")
+        def unhurried(candidates, step):
+            return candidates
+
+        decoder = Decoder(Sampling(top_p=0.9, stages=["default", "unhurried"]), VOCAB, 5)
+        for seed in range(3):
+            decoder.choose(row(seed))
+    finally:
+        REGISTER.pop("unhurried", None)
+        chain._slow.discard("unhurried")
+    (told,) = caplog.messages
+    assert "stage 'unhurried' took" in told
 
 
 def test_a_grammar_is_forked_and_rewound():

@@ -256,12 +256,13 @@ def test_rows_are_the_same_with_several_threads():
 
 
 def test_no_byte_out_of_bounds_and_nothing_undefined():
-    """The same under AddressSanitizer and UBSan, on every instruction set of this machine; and batches and
-    rules that must be refused before a byte is touched."""
+    """The same under AddressSanitizer and UBSan, on every instruction set of this machine; choices with
+    chains of all stages; and batches and rules that must be refused before a byte is touched."""
     from ops.bad_numbers import __file__ as bad
+    from ops.random_chains import __file__ as chains
     from ops.random_models import __file__ as good
 
-    for script, count in ((good, "12"), (bad, "6")):
+    for script, count in ((good, "12"), (chains, "12"), (bad, "6")):
         done = subprocess.run(
             [sys.executable, script, count],
             env=sanitized_environment(),

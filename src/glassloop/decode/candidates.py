@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.luck import Race, race
 from glassloop.decode.rules import Action, Rule, check_rule
+from glassloop.decode.shape import SLACK, keep_deviations, keep_eta, keep_typical
 from glassloop.ops.exact import exp, exp_of, log_of
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Float64, Int32, RowOps, RowSummary, Survivors
@@ -24,7 +25,6 @@ from glassloop.ops.rows import Float64, Int32, RowOps, RowSummary, Survivors
 HEAD = 64  # how many logits are sorted at first
 _GROWTH = 8  # how many times as many are sorted when the head was not enough
 _LARGEST = float(np.finfo(np.float32).max)
-SLACK = 1e-9  # probability masses closer than this count as equal, so that rounding never decides a cut
 
 
 class NoneLeft(Exception):
@@ -180,7 +180,11 @@ class Candidates:
             return self.with_mass(amount)
         if action is Action.SHARE:
             return self.at_least(float(self.values[0]) + log_of(amount))
-        return self.at_least(self.logit_of(amount))
+        if action is Action.PROBABILITY:
+            return self.at_least(self.logit_of(amount))
+        if action is Action.EXCLUDE:
+            return self.without_likely(amount)
+        return _BY_SHAPE[action](self, amount)
 
     def moved(
         self, ids: Iterable[int] | NDArray[np.integer], change: Callable[[Float64], Float64]
@@ -283,6 +287,15 @@ class Candidates:
                 return self.first(enough + 1)
             self._grow(len(self.ids) * _GROWTH)
 
+    def without_likely(self, probability: float) -> Candidates:
+        """Returns all but those with at least this probability, and of these the least likely."""
+        if probability > 1:  # no token has that
+            return self
+        border = self.logit_of(probability)
+        if self.values[0] < border:
+            return self
+        return self._without(self.at_least(border).ids[:-1])
+
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _checked_ids(self, ids: Iterable[int] | NDArray[np.integer], method: str) -> NDArray[np.integer]:
@@ -331,6 +344,13 @@ class Candidates:
             alive = int(np.count_nonzero(base > -np.inf))
         self.complete = alive < len(base) or alive == self.vocab_size
         self._ids, self._base, self._values = ids[:alive], base[:alive], None
+
+
+_BY_SHAPE: dict[Action, Callable[[Candidates, float], Candidates]] = {
+    Action.TYPICAL: keep_typical,
+    Action.SIGMA: keep_deviations,
+    Action.ETA: keep_eta,
+}
 
 
 def _times(base: Float32, scale: float) -> Float64:

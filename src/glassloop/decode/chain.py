@@ -7,8 +7,10 @@ that sees the candidates between stages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 
 import numpy as np
 
@@ -47,6 +49,10 @@ DEFAULT_ORDER = (
     "eta_cutoff",
     "mirostat",
 )
+
+SLOW = 0.05  # seconds that a stage may take for one token before the log says so
+_LOG = logging.getLogger(__name__)
+_slow: set[str] = set()  # the stages of which the log has said it
 
 _BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff", "mirostat")  # stages that look at probabilities
 
@@ -140,11 +146,15 @@ def first_scale(chain: tuple[Stage, ...], sampling: Sampling) -> float:
 
 
 def rules_of(chain: tuple[Stage, ...], ops: RowOps) -> tuple[Ruling, ...] | None:
-    """Returns the rules of the stages, or None if the op set has no chooser or a stage has no rule."""
+    """Returns the rules of the stages, or None if the op set has no chooser or a stage has no rule that the
+    chooser follows."""
     if ops.chooser is None:
         return None
     check_chooser(ops.chooser)  # type: ignore[arg-type]  # mypy does not know that modules are hashable
-    rules = tuple(stage.rule for stage in chain if stage.rule is not None)
+    follows_all = ops.chooser.follows_whole_rows
+    rules = tuple(
+        stage.rule for stage in chain if stage.rule is not None and (follows_all or not stage.whole)
+    )
     return rules if len(rules) == len(chain) else None
 
 
@@ -175,10 +185,20 @@ def _run_stages(
     chain: tuple[Stage, ...], candidates: Candidates, step: Step, observer: Observer | None
 ) -> Candidates:
     for stage in chain:
+        began = perf_counter()
         before, candidates = candidates, stage.run(candidates, step)
+        if not stage.built_in:
+            _note_time(stage.name, perf_counter() - began)
         if observer is not None:
             observer(stage, before, candidates)
     return candidates
+
+
+def _note_time(name: str, seconds: float) -> None:
+    """Says in the log, once for each stage, that it is slow: the other requests of the step wait for it."""
+    if seconds > SLOW and name not in _slow:
+        _slow.add(name)
+        _LOG.warning("stage %r took %.0f ms for one token; all requests wait for it", name, 1000 * seconds)
 
 
 def _run_rules(

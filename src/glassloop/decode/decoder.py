@@ -106,7 +106,11 @@ class Decoder:
         """Returns a request by which an op set can predict a token that the stages will choose: that of the
         stages whose rules are the same at every step."""
         if self._prediction is None:
-            rules = [stage.rule(self.step) for stage in self.chain if stage.fixed and stage.rule is not None]
+            rules = [
+                stage.rule(self.step)
+                for stage in self.chain
+                if stage.fixed and not stage.whole and stage.rule is not None
+            ]
             scale = prod([rule.amount for rule in rules if rule.action is Action.SCALE])
             key = None if self.sampling.greedy else branch_key(self.step.seed, self.step.salt)
             alternatives = min(self.sampling.logprobs, self.head)

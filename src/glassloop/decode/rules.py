@@ -29,6 +29,10 @@ class Action(IntEnum):
     MASS = 6  # keeps the fewest of the likeliest that together have this probability
     SHARE = 7  # keeps those whose probability is at least this share of the likeliest's
     PROBABILITY = 8  # keeps those with at least this probability
+    TYPICAL = 9  # keeps those of the most typical surprise that together have this probability
+    SIGMA = 10  # keeps those whose logit is within so many standard deviations of the highest
+    EXCLUDE = 11  # removes those with at least this probability but the least likely of them
+    ETA = 12  # keeps those with at least the probability min(ε, √ε · exp(-entropy)), where ε is the amount
 
 
 class Rule(NamedTuple):

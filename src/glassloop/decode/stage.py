@@ -101,6 +101,7 @@ class Stage(NamedTuple):
     built_in: bool = False
     rule: Ruling | None = None  # returns its rule, if that does not depend on the candidates
     fixed: bool = False  # whether the rule is the same at every step of a request
+    whole: bool = False  # whether the rule is about the whole row, which not every op set follows
     parameters: Mapping[str, Parameter] = {}  # the options that a request can give
     plugin: Plugin | None = None  # where it is defined; None if it is built in or that is not known
     needs_record: bool = False  # whether it reads `step.record`
@@ -118,6 +119,7 @@ class Stage(NamedTuple):
         rule: Ruling,
         active: Callable[[Sampling], Any],
         fixed: bool = False,
+        whole: bool = False,
         needs_record: bool = False,
     ) -> Stage:
         """Returns a built-in stage that is defined by its rule."""
@@ -125,7 +127,7 @@ class Stage(NamedTuple):
         def run(candidates: Candidates, step: Step) -> Candidates:
             return candidates.following(rule(step))
 
-        made = cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed)
+        made = cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed, whole)
         return made._replace(needs_record=needs_record)
 
 
@@ -215,22 +217,19 @@ def _named(name: str, run: Run) -> Run:
     return checked
 
 
-def built_in(name: str, kind: StageKind, active: Callable[[Sampling], Any]) -> Callable[[Run], Run]:
-    return stage(name, kind=kind, active=lambda sampling: bool(active(sampling)), built_in=True)
-
-
 def by_rule(
     name: str,
     kind: StageKind,
     active: Callable[[Sampling], Any],
     *,
     fixed: bool = False,
+    whole: bool = False,
     needs_record: bool = False,
 ) -> Callable[[Ruling], Ruling]:
     """Registers a built-in stage by a function that returns its rule. A fixed one is called once."""
 
     def register(rule: Ruling) -> Ruling:
-        REGISTER[name] = Stage.of(name, kind, rule, active, fixed, needs_record)
+        REGISTER[name] = Stage.of(name, kind, rule, active, fixed, whole, needs_record)
         return rule
 
     return register

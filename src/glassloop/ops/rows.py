@@ -73,6 +73,10 @@ class Chooser(Protocol):
         """The numbers of the actions and the sizes and offsets of the record that were compiled in, by name.
         Decoding compares them with its own. Empty if the op set takes them from decoding."""
 
+    @property
+    def follows_whole_rows(self) -> bool:
+        """Whether it follows the rules about a whole row, from `Action.TYPICAL` on."""
+
     def choose(
         self, logits: NDArray[Any], lines: Sequence[Line], record: np.dtype[np.void], /
     ) -> bytes | bytearray:

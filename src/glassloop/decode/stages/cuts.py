@@ -4,16 +4,11 @@ XTC, its head). Each leaves at least one token.
 
 from __future__ import annotations
 
-from math import sqrt
-
-import numpy as np
-
-from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.luck import coin
 from glassloop.decode.rules import Action, Rule
-from glassloop.decode.stage import Step, built_in, by_rule
-from glassloop.ops.exact import exp, exp_of, log_of
-from glassloop.ops.rows import Float64
+from glassloop.decode.stage import Step, by_rule
+
+_NEVER = 2.0  # a probability that no token reaches
 
 
 @by_rule("temperature", "scale", lambda sampling: sampling.temperature not in (0, 1), fixed=True)
@@ -46,57 +41,27 @@ def epsilon_cutoff(step: Step) -> Rule:
     return Rule(Action.PROBABILITY, step.sampling.epsilon_cutoff)
 
 
-@built_in("typical_p", "mask", lambda sampling: sampling.typical_p < 1)
-def typical_p(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("typical_p", "mask", lambda sampling: sampling.typical_p < 1, fixed=True, whole=True)
+def typical_p(step: Step) -> Rule:
     """Keeps those whose surprise is closest to the entropy and that together have probability p, with all
     that are as close as the last of these."""
-    ids, logits = candidates.everyone()
-    surprise = _surprise(logits)
-    masses = exp(-surprise)
-    distance = np.abs(surprise - float((masses * surprise).sum()))
-    order = np.argsort(distance, kind="stable")
-    last = int(np.searchsorted(np.cumsum(masses[order]), step.sampling.typical_p - SLACK))
-    border = distance[order[min(last, len(order) - 1)]]
-    kept = np.zeros(candidates.vocab_size, np.bool_)
-    kept[ids[distance <= border]] = True
-    return candidates.only(kept)
+    return Rule(Action.TYPICAL, step.sampling.typical_p)
 
 
-@built_in("top_n_sigma", "mask", lambda sampling: sampling.top_n_sigma)
-def top_n_sigma(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("top_n_sigma", "mask", lambda sampling: sampling.top_n_sigma, fixed=True, whole=True)
+def top_n_sigma(step: Step) -> Rule:
     """Keeps those whose logit is within n standard deviations of the highest."""
-    _, logits = candidates.everyone()
-    return candidates.at_least(float(candidates.values[0]) - step.sampling.top_n_sigma * float(logits.std()))
+    return Rule(Action.SIGMA, step.sampling.top_n_sigma)
 
 
-@built_in("xtc", "mask", lambda sampling: sampling.xtc_probability)
-def xtc(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("xtc", "mask", lambda sampling: sampling.xtc_probability, whole=True)
+def xtc(step: Step) -> Rule:
     """Excludes top choices: by chance, removes all that reach the threshold but the least likely of them."""
-    if coin(step.seed, step.salt, step.position) >= step.sampling.xtc_probability:
-        return candidates
-    border = candidates.logit_of(step.sampling.xtc_threshold)
-    if candidates.values[0] < border:
-        return candidates
-    return candidates.without(candidates.at_least(border).ids[:-1])
+    acts = coin(step.seed, step.salt, step.position) < step.sampling.xtc_probability
+    return Rule(Action.EXCLUDE, step.sampling.xtc_threshold if acts else _NEVER)
 
 
-@built_in("eta_cutoff", "mask", lambda sampling: sampling.eta_cutoff)
-def eta_cutoff(candidates: Candidates, step: Step) -> Candidates:
+@by_rule("eta_cutoff", "mask", lambda sampling: sampling.eta_cutoff, fixed=True, whole=True)
+def eta_cutoff(step: Step) -> Rule:
     """Keeps those with at least probability min(ε, √ε · exp(-entropy))."""
-    epsilon = step.sampling.eta_cutoff
-    border = min(epsilon, sqrt(epsilon) * exp_of(-entropy(candidates)))
-    return candidates.at_least(candidates.logit_of(border))
-
-
-def entropy(candidates: Candidates) -> float:
-    """Returns the entropy of the survivors, in nats."""
-    _, logits = candidates.everyone()
-    surprise = _surprise(logits)
-    return float((exp(-surprise) * surprise).sum())
-
-
-def _surprise(logits: Float64) -> Float64:
-    """Returns minus the log-probabilities of all survivors, with full precision: near the uniform
-    distribution the differences that typical-p depends on are far smaller than the values."""
-    below: Float64 = logits.max() - logits
-    return below + log_of(float(exp(-below).sum()))
+    return Rule(Action.ETA, step.sampling.eta_cutoff)

@@ -12,120 +12,24 @@
 #include "choosing.h"
 #include "exact.h"
 
-#define FIRST_HEAD 64 /* how many logits are sorted at first */
-#define SHORTEST 16   /* a head that changes have left shorter than this is sorted anew */
-#define GROWTH 8      /* how many times as many are sorted when the head was not enough */
-#define SLACK 1e-9    /* probability masses closer than this count as equal, so that rounding never decides a cut */
-
-/* Returns 0, and notes the failure, if there is no memory. */
-static int make_room(candidates *c, int64_t wanted) {
-    if (wanted <= c->room) return 1;
-    gl_candidate *head = realloc(c->head, (size_t)wanted * sizeof *head);
-    if (!head) {
-        c->failure = GL_NO_MEMORY;
-        return 0;
-    }
-    c->head = head;
-    c->room = wanted;
-    return 1;
-}
-
-/* The head holds `found` sorted tokens, of `looked_for` that were searched. */
-static void set_head(candidates *c, int64_t found, int64_t looked_for) {
-    while (found && c->head[found - 1].value == -INFINITY) found--;
-    c->size = found;
-    c->complete = found < looked_for || found == c->width;
-    c->sorted = 1;
-}
+#define SHORTEST 16 /* a head that changes have left shorter than this is sorted anew */
 
 static candidates new_candidates(const gl_line *line, const row_facts *facts, int64_t width) {
     int64_t size = line->request->head;
     candidates c = {.request = line->request, .facts = facts, .logits = line->logits, .width = width,
                     .row = line->logits, .scale = 1};
+    for (int64_t i = 0; i < line->request->count; i++) c.anew |= line->request->rules[i].action > GL_RULE_PROBABILITY;
     if (!make_room(&c, MAX(size, 1))) return c;
     memcpy(c.head, facts->highest, size * sizeof *c.head);
     set_head(&c, size, size);
     return c;
 }
 
-/* Frees the memory and restores the caller's row. */
+/* Restores the caller's row and frees the memory. */
 void free_candidates(candidates *c) {
     for (int64_t i = c->changed - 1; i >= 0; i--) c->logits[c->changes[i].id] = c->changes[i].before;
-    free(c->head);
-    free(c->own);
     free(c->changes);
 }
-
-/* For qsort: descending logits, ties by lower id. */
-int by_logit(const void *a, const void *b) {
-    const gl_candidate *x = a, *y = b;
-    if (x->value != y->value) return x->value < y->value ? 1 : -1;
-    return x->id < y->id ? -1 : x->id > y->id;
-}
-
-/* What was found in the row as the rules have left it, if it is on another device. */
-const row_facts *facts_now(const candidates *c) { return c->facts->edited ? c->facts->edited : c->facts; }
-
-/* Takes the `count` highest survivors, or all that there are, from what another device has found. Returns 0, and notes
- * the failure, if it has not found as many. */
-static int take_found(candidates *c, int64_t count) {
-    const row_facts *facts = facts_now(c);
-    if (!facts->highest || (facts->found->count < count && facts->found->least > -INFINITY)) {
-        c->failure = GL_NEEDS_ROW;
-        return 0;
-    }
-    int64_t size = MIN(count, facts->found->count);
-    if (!make_room(c, size)) return 0;
-    memcpy(c->head, facts->highest, size * sizeof *c->head);
-    c->size = size;
-    return 1;
-}
-
-/* The same as `sort_head` for a row on another device: the head is all tokens that are above the bound now. */
-static void sort_found(candidates *c) {
-    const row_facts *facts = facts_now(c);
-    int64_t above = 0;
-    if (facts->highest)
-        while (above < facts->found->count && facts->highest[above].value > c->bound) above++;
-    /* The next one has to be known, or to be none, so that there are no more. */
-    if (!take_found(c, above + 1)) return;
-    c->size = above;
-    c->sorted = 1;
-}
-
-/* Sorts the head after changes. No token outside it was above `bound`, so every token of the head that is above it
- * now comes before all others. Tokens equal to the bound may not, and are dropped from the head. */
-static void sort_head(candidates *c) {
-    int64_t size = 0, kept = 0;
-    if (!c->row) {
-        sort_found(c);
-        return;
-    }
-    for (int64_t i = 0; i < c->size; i++) {
-        int32_t id = c->head[i].id;
-        if (c->row[id] > c->bound) c->head[size++] = (gl_candidate){c->row[id], id};
-    }
-    qsort(c->head, size, sizeof *c->head, by_logit);
-    for (int64_t i = 0; i < size; i++)
-        if (!kept || c->head[i].id != c->head[kept - 1].id) c->head[kept++] = c->head[i];
-    c->size = kept;
-    c->sorted = 1;
-}
-
-/* Sorts at least `count` survivors, or all that there are. */
-static void grow(candidates *c, int64_t count) {
-    if (!c->sorted) sort_head(c);
-    if (c->failure || c->complete || c->size >= count) return;
-    int64_t top = MIN(MAX(count, FIRST_HEAD), c->width);
-    if (!c->row) {
-        if (take_found(c, top)) set_head(c, c->size, top);
-        return;
-    }
-    if (!make_room(c, top)) return;
-    set_head(c, gl_find_highest(c->row, c->width, top, c->head), top);
-}
-
-double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
 
 /* Whether a rule changes or removes single tokens. */
 static int is_edit(const gl_rule *r) { return r->action <= GL_RULE_KEEP; }
@@ -163,9 +67,13 @@ static float edited_logit(const gl_request *request, gl_candidate one) {
 double logit_of(const candidates *c, gl_candidate one) {
     if (!c->listed && c->row) return (double)c->row[one.id] * c->scale;
     if (!c->listed) return (double)edited_logit(c->request, one) * c->scale;
-    for (int64_t i = 0; i < c->size; i++)
-        if (c->head[i].id == one.id) return head_logit(c, i);
-    return -INFINITY;
+    int64_t place = place_of(c, one.id);
+    return place < 0 ? -INFINITY : head_logit(c, place);
+}
+
+static void sum_row(candidates *c) {
+    if (!c->has_row_sum) gl_sums_of(c->row, c->width, c->scale, &c->row_sum, &c->row_entropy);
+    c->has_row_sum = 1;
 }
 
 /* Log-sum-exp over all survivors. */
@@ -177,17 +85,44 @@ double log_sum_exp_of(candidates *c) {
         c->failure = GL_NEEDS_ROW;
         return NAN;
     }
-    if (!c->listed) return gl_log_sum_exp(c->row, c->width, c->scale);
-    double most = head_logit(c, 0), sum = 0;
-    for (int64_t i = 0; i < c->size; i++) sum += gl_exp(head_logit(c, i) - most);
-    return most + gl_log(sum);
+    if (c->listed) {
+        const double *sums = sums_of(c);
+        return sums ? head_logit(c, 0) + gl_log(sums[c->size - 1]) : NAN;
+    }
+    sum_row(c);
+    return c->row_sum;
+}
+
+/* The entropy of all survivors, up to rounding; NaN if it cannot be told. */
+double entropy_about(candidates *c) {
+    if (c->listed) {
+        const double *sums = sums_of(c);
+        if (!sums) return NAN;
+        double total = sums[c->size - 1], most = head_logit(c, 0), weighted[4] = {0};
+        for (int64_t i = 1; i < c->size; i++) weighted[i & 3] += (sums[i] - sums[i - 1]) * (head_logit(c, i) - most);
+        return gl_log(total) - (weighted[0] + weighted[1] + weighted[2] + weighted[3]) / total;
+    }
+    if (!c->touched && c->scale == 1) return c->facts->sums.entropy;
+    if (!c->touched && c->scale == c->request->scale) return c->facts->sums.scaled_entropy;
+    if (!c->row) return NAN;
+    sum_row(c);
+    return c->row_entropy;
 }
 
 /* To be called before logits of the row are changed. */
-static void touch(candidates *c) {
-    if (c->sorted) c->bound = c->complete || !c->size ? -INFINITY : c->head[c->size - 1].value;
-    c->sorted = 0;
+void touch(candidates *c) {
     c->touched = 1;
+    c->summed = c->has_row_sum = 0;
+    if (c->anew && !c->listed) {
+        c->size = c->complete = 0;
+        c->sorted = 1;
+        return;
+    }
+    if (c->sorted) {
+        c->bound = c->complete || !c->size ? -INFINITY : c->head[c->size - 1].value;
+        c->ordered = c->size;
+    }
+    c->sorted = 0;
 }
 
 /* Returns whether a rule has ids, all of them ids of the row. */
@@ -235,7 +170,7 @@ static void move(candidates *c, const gl_rule *r) {
     touch(c);
     for (int64_t i = 0; i < r->count; i++) {
         put(c, ids[i], moved(r, i, c->row[ids[i]], c->scale));
-        if (!c->listed) c->head[c->size++].id = ids[i];
+        if (!c->listed && !c->anew) c->head[c->size++].id = ids[i];
     }
 }
 
@@ -246,69 +181,28 @@ static void remove_ids(candidates *c, const gl_rule *r) {
     for (int64_t i = 0; i < r->count; i++) put(c, ids[i], -INFINITY);
 }
 
+/* Makes a copy of the row, which the rules may change in any way. Returns 0, and notes the failure, if it cannot. */
+int own_row(candidates *c) {
+    if (c->own) return 1;
+    c->own = gl_memory(GL_FOR_ROW, (size_t)c->width * sizeof *c->own);
+    if (!c->own) {
+        c->failure = GL_NO_MEMORY;
+        return 0;
+    }
+    memcpy(c->own, c->row, c->width * sizeof *c->own);
+    c->row = c->own;
+    return 1;
+}
+
 static void keep_mask(candidates *c, const gl_rule *r) {
     const uint8_t *allowed = r->which;
     if (r->selection != GL_MASK || r->count != c->width) {
         c->failure = GL_WRONG_RULE;
         return;
     }
-    if (done_elsewhere(c)) return;
-    if (!c->own) {
-        c->own = malloc((size_t)c->width * sizeof *c->own);
-        if (!c->own) {
-            c->failure = GL_NO_MEMORY;
-            return;
-        }
-        memcpy(c->own, c->row, c->width * sizeof *c->own);
-        c->row = c->own;
-    }
+    if (done_elsewhere(c) || !own_row(c)) return;
     touch(c);
     for (int64_t i = 0; i < c->width; i++) c->row[i] = allowed[i] ? c->row[i] : -INFINITY;
-}
-
-static void keep_first(candidates *c, int64_t count) {
-    grow(c, count);
-    if (c->complete && c->size <= count) return;
-    c->size = MIN(c->size, count);
-    c->complete = c->listed = 1;
-}
-
-/* Keeps the tokens with this logit or a higher one, and in any case the highest and all that equal it. */
-static void keep_from(candidates *c, double logit) {
-    logit = MIN(logit, head_logit(c, 0));
-    while (!c->complete && head_logit(c, c->size - 1) >= logit) {
-        grow(c, c->size * GROWTH);
-        if (c->failure) return;
-    }
-    int64_t count = c->size;
-    while (head_logit(c, count - 1) < logit) count--;
-    keep_first(c, count);
-}
-
-/* Keeps the fewest of the highest that together have this much of the probability. */
-static void keep_mass(candidates *c, double mass) {
-    for (;;) {
-        double most = head_logit(c, 0), total = 0, reached = 0;
-        if (c->complete)
-            for (int64_t i = 0; i < c->size; i++) total += gl_exp(head_logit(c, i) - most);
-        else total = gl_exp(log_sum_exp_of(c) - most);
-        if (c->failure) return;
-        int64_t enough = 0;
-        for (; enough < c->size; enough++)
-            if ((reached += gl_exp(head_logit(c, enough) - most)) >= (mass - SLACK) * total) break;
-        if (enough < c->size || c->complete) {
-            keep_first(c, enough + 1);
-            return;
-        }
-        grow(c, c->size * GROWTH);
-        if (c->failure) return;
-    }
-}
-
-/* The amount of a rule as a number of tokens. */
-static int64_t count_of(const candidates *c, double amount) {
-    if (!(amount > 0)) return 0;
-    return amount < (double)c->width ? (int64_t)amount : c->width;
 }
 
 static void follow(candidates *c, const gl_rule *r) {
@@ -325,27 +219,17 @@ static void follow(candidates *c, const gl_rule *r) {
     c->past_edits = 1;
     if (r->action == GL_RULE_SCALE) {
         c->scale *= r->amount;
+        c->summed = c->has_row_sum = 0;
         return;
     }
-    grow(c, r->action == GL_RULE_FIRST ? count_of(c, r->amount) : SHORTEST);
-    if (c->failure || !c->size) return; /* the caller sees that no token is left */
-    switch (r->action) {
-    case GL_RULE_FIRST: keep_first(c, count_of(c, r->amount)); return;
-    case GL_RULE_MASS: keep_mass(c, r->amount); return;
-    case GL_RULE_SHARE: keep_from(c, head_logit(c, 0) + gl_log(r->amount)); return;
-    case GL_RULE_PROBABILITY: {
-        double least = log_sum_exp_of(c) + gl_log(r->amount) - SLACK;
-        if (!c->failure) keep_from(c, least);
-        return;
-    }
-    default: c->failure = GL_WRONG_RULE;
-    }
+    grow(c, r->action == GL_RULE_FIRST ? count_of(c, r->amount) : c->anew ? 1 : SHORTEST);
+    if (!c->failure && c->size) cut(c, r); /* if there is none, the caller sees that no token is left */
 }
 
 /* The survivors of the first `count` rules, to be freed by the caller. */
 candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count) {
     candidates c = new_candidates(line, facts, width);
     for (int64_t i = 0; i < count && !c.failure; i++) follow(&c, &line->request->rules[i]);
-    if (!c.failure) grow(&c, SHORTEST);
+    if (!c.failure) grow(&c, c.anew ? 1 : SHORTEST);
     return c;
 }

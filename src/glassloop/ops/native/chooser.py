@@ -23,6 +23,7 @@ _SELECTIONS = {
 }
 
 layout = lib.decoding_layout()
+follows_whole_rows = True
 
 
 def choose(logits: Float32, lines: Sequence[Line], record: np.dtype[np.void]) -> bytearray:

@@ -14,6 +14,27 @@ typedef struct {
     int64_t count; /* of lines */
 } choosing;
 
+#define MANY 1024 /* survivors, of which only those with enough luck are looked at */
+
+static void note_race(const int64_t *places, const int32_t *winners, const double *numbers, gl_record *record,
+                      int64_t *place, double *logit) {
+    *place = places[0];
+    *logit = numbers[0];
+    record->id = winners[0];
+    record->runner_up = winners[1];
+    record->luck = numbers[1];
+    record->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
+}
+
+static void race_of_many(candidates *c, uint64_t key, gl_record *record, int64_t *place, double *logit) {
+    int64_t places[2];
+    int32_t winners[2];
+    double numbers[4];
+    if (!gl_race_many(key, c->head, c->size, c->row, c->width, c->scale, places, winners, numbers))
+        c->failure = GL_NO_MEMORY;
+    else note_race(places, winners, numbers, record, place, logit);
+}
+
 /* Finds the winner of a row, its place among the survivors and its logit. */
 static void race(candidates *c, int64_t position, gl_record *record, int64_t *place, double *logit) {
     *place = 0;
@@ -31,6 +52,10 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
         return;
     }
     uint64_t key = gl_mix(c->request->branch_key + GL_GOLDEN + (uint64_t)position);
+    if (c->complete && c->row && c->size >= MANY && c->size >= c->width / 16) {
+        race_of_many(c, key, record, place, logit);
+        return;
+    }
     double *logits = malloc((size_t)c->size * (sizeof(double) + sizeof(int32_t))), numbers[4];
     if (!logits) {
         c->failure = GL_NO_MEMORY;
@@ -49,13 +74,7 @@ static void race(candidates *c, int64_t position, gl_record *record, int64_t *pl
     } else if (!gl_race(key, ids, logits, c->size, c->complete ? NULL : c->row, c->width, c->scale, places, winners, numbers))
         c->failure = GL_NO_MEMORY;
     free(logits);
-    if (c->failure) return;
-    *place = places[0];
-    *logit = numbers[0];
-    record->id = winners[0];
-    record->runner_up = winners[1];
-    record->luck = numbers[1];
-    record->margin = winners[1] < 0 ? INFINITY : numbers[0] + numbers[1] - (numbers[2] + numbers[3]);
+    if (!c->failure) note_race(places, winners, numbers, record, place, logit);
 }
 
 /* The rank of a token that is not among the first of the highest. On another device it has been found if the token is
@@ -185,15 +204,16 @@ static row_facts read_found(const gl_found *found, int64_t least, double scale, 
     const int32_t *high_ids = (const int32_t *)(sums + 4 * parts), *other_ids = high_ids + GL_MOST_HIGH;
     const float *high_logits = (const float *)(other_ids + GL_MOST_OTHERS), *other_logits = high_logits + GL_MOST_HIGH;
     row_facts facts = {.found = found, .scale = scale, .others = others};
-    double unused;
     gl_add_parts(found->most, sums, 4, parts, 1, &facts.sums.log_sum_exp, &facts.sums.entropy);
     facts.sums.scaled = facts.sums.log_sum_exp;
-    if (scale != 1) gl_add_parts(found->most, sums + 2, 4, parts, scale, &facts.sums.scaled, &unused);
+    facts.sums.scaled_entropy = facts.sums.entropy;
+    if (scale != 1)
+        gl_add_parts(found->most, sums + 2, 4, parts, scale, &facts.sums.scaled, &facts.sums.scaled_entropy);
     if (found->count > GL_MOST_HIGH || found->count < least) return facts;
     for (int64_t i = 0; i < found->count; i++) high[i] = (gl_candidate){high_logits[i], high_ids[i]};
     for (int64_t i = 0; i < MIN(found->others, GL_MOST_OTHERS); i++)
         others[i] = (gl_candidate){other_logits[i], other_ids[i]};
-    qsort(high, found->count, sizeof *high, by_logit);
+    qsort(high, found->count, sizeof *high, gl_by_logit);
     facts.highest = high;
     return facts;
 }
@@ -254,7 +274,7 @@ int64_t gl_survivors(const gl_request *request, float *logits, int64_t width, in
     gl_candidate *head = malloc((size_t)request->head * sizeof *head + 1);
     if (!head) return GL_NO_MEMORY;
     for (int64_t i = 0; i < request->head; i++) head[i] = (gl_candidate){highest[i], highest_ids[i]};
-    row_facts facts = {.highest = head, .sums = {.log_sum_exp = log_sum_exp, .scaled = log_sum_exp}};
+    row_facts facts = {.highest = head, .sums = {log_sum_exp, NAN, log_sum_exp, NAN}};
     candidates c = candidates_after(&(gl_line){request, logits, 0}, &facts, width, count);
     int64_t size = c.failure ? c.failure : c.size;
     for (int64_t i = 0; i < MIN(size, room); i++) ids[i] = c.head[i].id, values[i] = c.head[i].value;

@@ -11,6 +11,9 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
+enum { FIRST_HEAD = 64 }; /* how many logits are sorted at first: HEAD in decode/candidates.py */
+#define SLACK 1e-9        /* probability masses closer than this count as equal, so that rounding never decides a cut */
+
 /* What a rule does to a row of logits: `Action` in decode/rules.py. */
 enum gl_action {
     GL_RULE_DIVIDE,
@@ -21,7 +24,11 @@ enum gl_action {
     GL_RULE_FIRST,
     GL_RULE_MASS,
     GL_RULE_SHARE,
-    GL_RULE_PROBABILITY
+    GL_RULE_PROBABILITY,
+    GL_RULE_TYPICAL,
+    GL_RULE_SIGMA,
+    GL_RULE_EXCLUDE,
+    GL_RULE_ETA
 };
 
 /* What the array of a rule holds. */
@@ -121,12 +128,18 @@ typedef struct {
     double scale;
     gl_candidate *head;   /* sorted: the highest survivors in order; else: all tokens that may be among them */
     int64_t size, room;   /* of the head */
+    double *sums;         /* of the weights of the head's first tokens, in order; a weight is relative to the first's */
+    int64_t summed, sums_room;
     int sorted, complete; /* complete: the head holds all survivors */
     int listed;           /* the head alone is valid, not the row */
     int touched;          /* a logit was changed */
+    int anew;             /* after a change of the row the head is found anew, as `decode/candidates.py` does it */
+    int has_row_sum;
+    double row_sum, row_entropy; /* log-sum-exp of the row, and its entropy up to rounding */
     int past_edits;       /* a rule was followed that is not about single tokens */
     int failure;          /* an enum gl_failure: then no other field is meaningful */
     float bound;          /* while not sorted: no token outside the head is above this */
+    int64_t ordered;      /* while not sorted: so many tokens at the start of the head were sorted */
     struct change {
         int32_t id;
         float before;
@@ -134,12 +147,32 @@ typedef struct {
     int64_t changed, changes_room;
 } candidates;
 
+static inline double head_logit(const candidates *c, int64_t place) { return (double)c->head[place].value * c->scale; }
+
 candidates candidates_after(const gl_line *line, const row_facts *facts, int64_t width, int64_t count);
 void free_candidates(candidates *c);
-int by_logit(const void *a, const void *b);
-double head_logit(const candidates *c, int64_t place);
+void touch(candidates *c);
+int own_row(candidates *c);
 double logit_of(const candidates *c, gl_candidate one);
-const row_facts *facts_now(const candidates *c);
 double log_sum_exp_of(candidates *c);
+double entropy_about(candidates *c);
+
+/* The head (head.c). */
+int make_room(candidates *c, int64_t wanted);
+void set_head(candidates *c, int64_t found, int64_t looked_for);
+const row_facts *facts_now(const candidates *c);
+void grow(candidates *c, int64_t count);
+int64_t place_of(const candidates *c, int32_t id);
+const double *sums_of(candidates *c);
+
+/* What the rules about the shape of the distribution do (cuts.c). There is at least one survivor. */
+void cut(candidates *c, const gl_rule *rule);
+int64_t count_of(const candidates *c, double amount);
+int64_t reaching(const candidates *c, int64_t count, double logit);
+void keep_from(candidates *c, double logit);
+void keep_likely(candidates *c, double probability);
+void keep_typical(candidates *c, double mass);
+void keep_deviations(candidates *c, double deviations);
+void keep_eta(candidates *c, double epsilon);
 
 #endif

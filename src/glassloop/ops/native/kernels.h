@@ -333,5 +333,5 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
 }
 
 #define KERNELS(name)                                                                                               \
-    {name,    LANES,      count_units, run_unit, weights,   ask_for_rows,                                           \
-     largest, sum_powers, highest,     rank_of,  lucky_ids, multiply,     read_all}
+    {name,    LANES,      count_units, run_unit, weights, ask_for_rows, largest,   sum_powers,                      \
+     highest, at_least,   alive,       weigh,    surprise, keep_close,  bins,      rank_of,   lucky_ids, multiply, read_all}

@@ -81,7 +81,7 @@ static const gl_constant table[] = {
     IS(GL_NOTHING), IS(GL_IDS), IS(GL_MASK), IS(GL_NONE_LEFT), IS(GL_WRONG_RULE), IS(GL_NO_MEMORY), IS(GL_NEEDS_ROW),
 
     ACTION(DIVIDE), ACTION(LESS), ACTION(REMOVE), ACTION(KEEP), ACTION(SCALE), ACTION(FIRST), ACTION(MASS),
-    ACTION(SHARE), ACTION(PROBABILITY),
+    ACTION(SHARE), ACTION(PROBABILITY), ACTION(TYPICAL), ACTION(SIGMA), ACTION(EXCLUDE), ACTION(ETA),
 
     {"record", sizeof(gl_record)}, RECORD(id), RECORD(logprob), RECORD(raw_logprob), RECORD(rank), RECORD(rank_after),
     RECORD(entropy), RECORD(log_sum_exp), RECORD(log_sum_exp_after), RECORD(scale), RECORD(luck), RECORD(margin),

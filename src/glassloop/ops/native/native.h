@@ -156,6 +156,14 @@ typedef struct {
     int32_t id;
 } gl_candidate;
 
+/* Arrays of candidates in which `at_least` writes have room for so many more. */
+#define GL_MORE 16
+
+/* Bins of equal width into which typical-p puts tokens by their distance from the entropy; the last has all that are
+ * farther. */
+#define GL_BINS 2048
+#define GL_BINS_PER_NAT 128.0
+
 /* SplitMix64, the hash that luck is made from, and its last step by itself. */
 #define GL_GOLDEN 0x9E3779B97F4A7C15u
 static inline uint64_t gl_nearly_mix(uint64_t h) {
@@ -200,6 +208,15 @@ typedef struct {
     void (*sum_powers)(const float *logits, int64_t count, double most, double scale, double *sums);
     int64_t (*highest)(const float *logits, int64_t count, int64_t top, const float *maxima, int64_t group,
                        gl_candidate *heap);
+    int64_t (*at_least)(const float *logits, int64_t count, float least, gl_candidate *found);
+    int64_t (*alive)(const float *logits, int64_t count);
+    void (*weigh)(const float *logits, int64_t count, double scale, double most, double *weights);
+    void (*surprise)(const float *logits, int64_t count, double scale, double most, double log_total, double *surprises,
+                     double *masses);
+    void (*keep_close)(float *logits, int64_t count, double scale, double most, double log_total, double entropy,
+                       double border);
+    void (*bins)(const float *logits, int64_t count, double scale, double most, double log_total, double entropy,
+                 uint16_t *bins);
     int64_t (*rank_of)(const float *logits, int64_t count, int64_t id);
     int64_t (*lucky_ids)(uint64_t key, int64_t first, int64_t end, uint64_t threshold, int32_t *ids, int64_t room);
     /* What this machine allows (limits.h). */
@@ -231,15 +248,30 @@ void gl_run_units(void (*run)(void *work, int64_t unit), void *work, int64_t uni
 /* Sums over a row of logits; NaN if a logit is NaN or plus infinity. */
 typedef struct {
     double log_sum_exp, entropy;
-    double scaled; /* log-sum-exp of the logits times a scale */
+    double scaled;         /* log-sum-exp of the logits times a scale */
+    double scaled_entropy; /* their entropy then */
 } gl_sums;
+
+/* Memory that a thread keeps (memory.c). Each purpose has its own piece; two of the same are never needed at a time. */
+enum gl_purpose { GL_FOR_HEAD, GL_FOR_SUMS, GL_FOR_SORTING, GL_FOR_ROW, GL_FOR_EVERYONE, GL_FOR_MASSES, GL_FOR_BINS,
+                  GL_PURPOSES };
+void *gl_memory(enum gl_purpose purpose, size_t bytes);
+
+/* Sorting logits (sorting.c). */
+int gl_by_logit(const void *a, const void *b);
+int64_t gl_count_before(const gl_candidate *head, int64_t count, gl_candidate one);
+int64_t gl_place_of(const gl_candidate *head, int64_t count, gl_candidate one);
+void gl_sort(gl_candidate *memory, gl_candidate *sorted, int64_t count, const float *logits);
 
 /* Functions over rows of logits (rows.c). Those that return int return 0 if there is no memory. */
 int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
               gl_candidate *found, gl_sums *sums);
 int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_candidate *found);
 double gl_log_sum_exp(const float *logits, int64_t count, double scale);
+void gl_sums_of(const float *logits, int64_t count, double scale, double *log_sum_exp, double *entropy);
 int64_t gl_rank_of(const float *logits, int64_t count, int64_t id);
+int gl_race_many(uint64_t key, const gl_candidate *head, int64_t count, const float *row, int64_t width, double scale,
+                 int64_t *places, int32_t *winners, double *numbers);
 int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const float *row, int64_t width,
              double scale, int64_t *places, int32_t *winners, double *numbers);
 void gl_race_found(uint64_t key, const int32_t *ids, const double *logits, int64_t count, const gl_candidate *others,

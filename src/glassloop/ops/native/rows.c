@@ -13,9 +13,13 @@
 #define PART 4096        /* logits in one unit of work: a few microseconds */
 #define FEWEST_SHARED 4   /* fewer units than this are done by the calling thread alone */
 #define MOST_GROUPS 1024  /* groups of a row; the maximum of each is kept to find the highest logits fast */
-#define LUCKY 64          /* how many ids of a part are expected to pass the threshold of luck, at most */
+#define MANY 128          /* more of the highest logits than this are found by sorting */
+#define FIRST_RACERS 256  /* of a long head are all looked at */
+#define LUCKY 256         /* how many ids of a part are expected to pass the threshold of luck, at most */
+#define SAMPLE 2048       /* logits of which it is guessed how high the highest are */
 #define LOG2_E 1.4426950408889634
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* Units of work that the threads share. */
 typedef struct {
@@ -85,10 +89,43 @@ static void find_maxima(void *work, int64_t unit) {
             gl_active()->largest(s->row[row] + i, MIN(s->group, end - i));
 }
 
+/* Guesses a logit that at least `top` of a row reach, and not many more, from a sample. Uses `memory` and `sorted`. */
+static float guess_least(const float *row, int64_t count, int64_t top, gl_candidate *memory, gl_candidate *sorted) {
+    float sample[SAMPLE];
+    int64_t step = count / SAMPLE, size = 0, wanted = top * SAMPLE / count;
+    wanted += wanted / 4 + 16;
+    if (!step || wanted > SAMPLE / 2) return -INFINITY;
+    for (int64_t i = 0; i < SAMPLE; i++) sample[i] = row[i * step];
+    size = gl_active()->at_least(sample, SAMPLE, -INFINITY, memory);
+    gl_sort(memory, sorted, size, sample);
+    return wanted < size ? sorted[wanted].value : -INFINITY;
+}
+
+/* Finds the `top` highest logits of a row by sorting those that are as high as a guess, or all if these are too few.
+ * Returns how many were found, or -1 if there is no memory. */
+static int64_t sort_highest(const float *row, int64_t count, int64_t top, gl_candidate *found) {
+    size_t room = (size_t)MAX(count, SAMPLE) + GL_MORE;
+    gl_candidate *memory = gl_memory(GL_FOR_SORTING, 2 * room * sizeof *memory);
+    if (!memory) return -1;
+    gl_candidate *sorted = memory + room;
+    int64_t size = gl_active()->at_least(row, count, guess_least(row, count, top, memory, sorted), memory);
+    if (size < top) size = gl_active()->at_least(row, count, -INFINITY, memory);
+    gl_sort(memory, sorted, size, row);
+    size = MIN(size, top);
+    memcpy(found, sorted, size * sizeof *found);
+    return size;
+}
+
+static int64_t find_top(const sweep *s, int64_t row, gl_candidate *found) {
+    int64_t size = s->top > MANY ? sort_highest(s->row[row], s->count, s->top, found) : -1;
+    if (size >= 0) return size;
+    return gl_active()->highest(s->row[row], s->count, s->top, s->maxima + row * s->groups, s->group, found);
+}
+
 static void find_highest(void *work, int64_t row) {
     const sweep *s = work;
     gl_candidate *found = s->found + row * s->top;
-    int64_t size = gl_active()->highest(s->row[row], s->count, s->top, s->maxima + row * s->groups, s->group, found);
+    int64_t size = find_top(s, row, found);
     memset(found + size, 0, (s->top - size) * sizeof *found);
 }
 
@@ -152,7 +189,6 @@ static void add_up(const sweep *s, int64_t row, const double *sums, double scale
 /* Finds the `top` highest logits of each row in order, ties by lower id, and the sums of each row. */
 int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top, const double *scales,
               gl_candidate *found, gl_sums *sums) {
-    double unused;
     sweep s = new_sweep(row, rows, count, top, scales, found);
     double *memory = malloc(sweep_bytes(&s));
     if (!memory) return 0;
@@ -161,8 +197,8 @@ int gl_sum_up(const float *const *row, int64_t rows, int64_t count, int64_t top,
     gl_run_units(find_both, &s, rows + rows * s.parts);
     for (int64_t i = 0; i < rows; i++) {
         add_up(&s, i, s.sums, 1, &sums[i].log_sum_exp, &sums[i].entropy);
-        if (scales[i] != 1) add_up(&s, i, s.scaled, scales[i], &sums[i].scaled, &unused);
-        else sums[i].scaled = sums[i].log_sum_exp;
+        if (scales[i] != 1) add_up(&s, i, s.scaled, scales[i], &sums[i].scaled, &sums[i].scaled_entropy);
+        else sums[i].scaled = sums[i].log_sum_exp, sums[i].scaled_entropy = sums[i].entropy;
     }
     free(memory);
     return 1;
@@ -187,7 +223,7 @@ int64_t gl_find_highest(const float *logits, int64_t count, int64_t top, gl_cand
     sweep s = new_sweep(&logits, 1, count, top, NULL, found);
     lay_out(&s, memory.numbers);
     find_most(&s);
-    return gl_active()->highest(logits, count, top, s.maxima, s.group, found);
+    return find_top(&s, 0, found);
 }
 
 int gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, float *values) {
@@ -199,14 +235,19 @@ int gl_highest(const float *logits, int64_t count, int64_t top, int32_t *ids, fl
     return 1;
 }
 
-double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
-    double found, unused;
+/* Computes log-sum-exp and entropy of the logits times the scale. */
+void gl_sums_of(const float *logits, int64_t count, double scale, double *log_sum_exp, double *entropy) {
     one_row memory;
     sweep s = new_sweep(&logits, 1, count, 0, &scale, NULL);
     lay_out(&s, memory.numbers);
     find_most(&s);
     gl_run_units(find_scaled, &s, s.parts);
-    add_up(&s, 0, s.scaled, scale, &found, &unused);
+    add_up(&s, 0, s.scaled, scale, log_sum_exp, entropy);
+}
+
+double gl_log_sum_exp(const float *logits, int64_t count, double scale) {
+    double found, unused;
+    gl_sums_of(logits, count, scale, &found, &unused);
     return found;
 }
 
@@ -280,10 +321,13 @@ static int beats(const racer *a, const racer *b) {
     return b->id < 0 || mine > theirs || (mine == theirs && a->id < b->id);
 }
 
-static void enter(racer *best, int64_t place, int32_t id, double logit, uint64_t hash) {
+/* Returns whether it is one of the best two now. */
+static int enter(racer *best, int64_t place, int32_t id, double logit, uint64_t hash) {
     racer new = {place, id, logit, luck_by(hash)};
     if (beats(&new, &best[0])) best[1] = best[0], best[0] = new;
     else if (beats(&new, &best[1])) best[1] = new;
+    else return 0;
+    return 1;
 }
 
 /* Returns a threshold for the hashes of ids that beat this racer with this logit or a lower one. */
@@ -334,14 +378,42 @@ int gl_race(uint64_t key, const int32_t *ids, const double *logits, int64_t coun
         int32_t *lucky;
         int64_t found = all_lucky_ids(key, width, hash_after(&best[1], last), &lucky);
         if (found < 0) return 0;
+        uint64_t threshold = 0;
         for (int64_t i = 0; i < found; i++) {
             double logit = (double)row[lucky[i]] * scale;
+            uint64_t hash = hash_of(key, lucky[i]);
+            if (hash < threshold) continue;
             int known = logit > last || logit == -INFINITY;
             for (int64_t j = count - 1; j >= 0 && !known && logits[j] == logit; j--) known = ids[j] == lucky[i];
-            if (!known) enter(best, count + i, lucky[i], logit, hash_of(key, lucky[i]));
+            if (!known && enter(best, count + i, lucky[i], logit, hash)) threshold = hash_after(&best[1], last);
         }
         free(lucky);
     }
+    write_race(best, places, winners, numbers);
+    return 1;
+}
+
+/* The same as `gl_race` among all tokens of a long sorted head, whose logits the row has too: only those with enough luck
+ * are looked at. */
+int gl_race_many(uint64_t key, const gl_candidate *head, int64_t count, const float *row, int64_t width, double scale,
+                 int64_t *places, int32_t *winners, double *numbers) {
+    racer best[2] = {{0, -1, 0, 0}, {0, -1, 0, 0}};
+    int32_t ids[FIRST_RACERS], *lucky;
+    double logits[FIRST_RACERS];
+    int64_t first = MIN(count, FIRST_RACERS);
+    for (int64_t i = 0; i < first; i++) ids[i] = head[i].id, logits[i] = (double)head[i].value * scale;
+    enter_head(best, key, ids, logits, first);
+    uint64_t threshold = hash_after(&best[1], logits[first - 1]);
+    int64_t found = all_lucky_ids(key, width, threshold, &lucky);
+    if (found < 0) return 0;
+    for (int64_t i = 0; i < found; i++) {
+        uint64_t hash = hash_of(key, lucky[i]);
+        if (hash < threshold) continue;
+        int64_t place = gl_place_of(head, count, (gl_candidate){row[lucky[i]], lucky[i]});
+        if (place >= first && enter(best, place, lucky[i], (double)head[place].value * scale, hash))
+            threshold = hash_after(&best[1], logits[first - 1]);
+    }
+    free(lucky);
     write_race(best, places, winners, numbers);
     return 1;
 }

@@ -166,6 +166,103 @@ static int64_t highest(const float *x, int64_t count, int64_t top, const float *
     return size;
 }
 
+/* Finds the logits that are at least this high, with ascending ids. `found` has room for all and GL_MORE. Returns how
+ * many there are. */
+static int64_t at_least(const float *x, int64_t count, float least, gl_candidate *found) {
+    int64_t size = 0, i = 0;
+#if defined(GL_AVX512)
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    __m512i ids = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (; i + 16 <= count; i += 16, ids = _mm512_add_epi32(ids, _mm512_set1_epi32(16))) {
+        __m512 some = _mm512_loadu_ps(x + i);
+        __mmask16 pass = _mm512_cmp_ps_mask(some, _mm512_set1_ps(least), _CMP_GE_OQ);
+        __m512i values = _mm512_castps_si512(_mm512_maskz_compress_ps(pass, some));
+        __m512i own = _mm512_maskz_compress_epi32(pass, ids);
+        _mm512_storeu_si512(found + size, _mm512_permutex2var_epi32(values, low, own));
+        _mm512_storeu_si512(found + size + 8, _mm512_permutex2var_epi32(values, high, own));
+        size += __builtin_popcount(pass);
+    }
+#endif
+    for (; i < count; i++) {
+        found[size] = (gl_candidate){x[i], (int32_t)i};
+        size += x[i] >= least;
+    }
+    return size;
+}
+
+/* How many logits are not minus infinity. */
+static int64_t alive(const float *x, int64_t count) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < count; i++) found += x[i] > -INFINITY;
+    return found;
+}
+
+typedef int64_t bits_of_vd __attribute__((vector_size(8 * WIDE)));
+
+/* The same bits as gl_exp, for numbers up to 0. */
+INLINE vd exp_below(vd x) {
+    vd near = vd_max(vd_set(-708.0), x), shifted = near * vd_set(1.4426950408889634) + vd_set(GL_MAGIC);
+    vd k = shifted - vd_set(GL_MAGIC);
+    vd r = (near - k * vd_set(6.93147180369123816490e-01)) - k * vd_set(1.90821492927058770002e-10), z = r * r;
+    vd even = vd_set(1.0 / 479001600), odd = vd_set(1.0 / 6227020800.0);
+    even = even * z + vd_set(1.0 / 3628800), odd = odd * z + vd_set(1.0 / 39916800);
+    even = even * z + vd_set(1.0 / 40320), odd = odd * z + vd_set(1.0 / 362880);
+    even = even * z + vd_set(1.0 / 720), odd = odd * z + vd_set(1.0 / 5040);
+    even = even * z + vd_set(1.0 / 24), odd = odd * z + vd_set(1.0 / 120);
+    even = even * z + vd_set(1.0 / 2), odd = odd * z + vd_set(1.0 / 6);
+    vd power = (vd_set(1.0) + (r + z * (even + r * odd))) * vd_exponent(shifted + vd_set(1023.0));
+    return (vd)((bits_of_vd)power & ~(bits_of_vd)(x < vd_set(-708.0)));
+}
+
+/* Loads WIDE logits times the scale; those behind the end are 0. */
+INLINE vd load_scaled(const float *x, int64_t count, double scale) {
+    float some[WIDE] = {0};
+    if (count < WIDE) {
+        memcpy(some, x, count * sizeof *x);
+        x = some;
+    }
+    return vd_load(x) * vd_set(scale);
+}
+
+INLINE void store_some(double *to, int64_t count, vd values) {
+    if (count >= WIDE) memcpy(to, &values, sizeof values);
+    else memcpy(to, &values, count * sizeof *to);
+}
+
+/* The weight of each logit, e^(x * scale - most), where none is above `most`. */
+static void weigh(const float *x, int64_t count, double scale, double most, double *weights) {
+    for (int64_t i = 0; i < count; i += WIDE)
+        store_some(weights + i, count - i, exp_below(load_scaled(x + i, count - i, scale) - vd_set(most)));
+}
+
+/* The surprise of each logit, minus its log-probability, and its probability. */
+static void surprise(const float *x, int64_t count, double scale, double most, double log_total, double *surprises,
+                     double *masses) {
+    for (int64_t i = 0; i < count; i += WIDE) {
+        vd s = (vd_set(most) - load_scaled(x + i, count - i, scale)) + vd_set(log_total);
+        store_some(surprises + i, count - i, s);
+        store_some(masses + i, count - i, exp_below(-s));
+    }
+}
+
+/* Removes the logits whose surprise is farther from the entropy than the border. */
+static void keep_close(float *x, int64_t count, double scale, double most, double log_total, double entropy,
+                       double border) {
+    for (int64_t i = 0; i < count; i++)
+        x[i] = fabs(((most - (double)x[i] * scale) + log_total) - entropy) <= border ? x[i] : -INFINITY;
+}
+
+/* The bin of each logit, by the distance of its surprise from the entropy. */
+static void bins(const float *x, int64_t count, double scale, double most, double log_total, double entropy,
+                 uint16_t *bins) {
+    for (int64_t i = 0; i < count; i++) {
+        double distance = fabs(((most - (double)x[i] * scale) + log_total) - entropy);
+        double bin = distance * GL_BINS_PER_NAT;
+        bins[i] = (uint16_t)(int32_t)(bin < GL_BINS - 1 ? bin : GL_BINS - 1);
+    }
+}
+
 static int64_t rank_of(const float *x, int64_t count, int64_t id) {
     int64_t rank = 0;
     for (int64_t i = 0; i < id; i++) rank += x[i] >= x[id];

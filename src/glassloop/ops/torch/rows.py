@@ -198,6 +198,7 @@ class DeviceChooser:
     the native chooser. Two choices at a time may be under way."""
 
     layout = native.layout
+    follows_whole_rows = False
     survivors = staticmethod(native.survivors)
     race = staticmethod(native.race)
     luck_of = staticmethod(native.luck_of)
