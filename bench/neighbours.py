@@ -1,8 +1,8 @@
 """`python -m bench.neighbours`: how fast one client's text comes beside others that ask for much.
 
 A victim writes plain texts, each with a prompt and a seed of its own. Beside it, 1, 4 or 16 other clients
-each keep one request of some kind running. Its speed is compared with that beside as many plain clients, measured
-just before. Prints a table and a last line of JSON.
+each keep one request of some kind running. Its speed is compared with that beside as many plain clients,
+measured just before. Prints a table and a last line of JSON.
 """
 
 from __future__ import annotations
