@@ -60,7 +60,7 @@ WANTED = {
     "grammars": 15,
     "listeners that raised": 4,
     "own stages": 15,
-    "paused": 10,
+    "paused": 3,
     "preempted": 3,
     "refusals": 15,
     "refused drafts": 30,
