@@ -20,6 +20,7 @@ from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span
 from glassloop.ops.native import chooser, library
+from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
@@ -193,6 +194,32 @@ def check_rules(seed: int) -> None:
     assert logits.tobytes() == before, f"seed {seed}: a refused rule has changed a logit"
 
 
+def check_amounts(seed: int) -> None:
+    """Any amounts, in any order of actions: there is a token or there is none, and the logits are as they
+    were."""
+    rng = np.random.default_rng(seed)
+    width = int(rng.choice([1, 2, 70, 300, 3000]))
+    logits = (rng.standard_normal((1, width)) * rng.choice([0.0, 1.0, 1e30])).astype(np.float32)
+    logits[0, rng.random(width) < 0.2] = rng.choice([-np.inf, -0.0, -3e38])
+    amounts = [0.0, -0.0, -1.0, 0.5, 1.0, 2.0, 1e-320, 1e300, -1e300, np.inf, -np.inf, np.nan]
+    rules = []
+    for _ in range(int(rng.integers(1, 7))):
+        action, which = Action(int(rng.integers(len(Action)))), None
+        if action is Action.KEEP:
+            which = rng.random(width) < 0.7
+        elif action < Action.KEEP:
+            which = rng.permutation(width)[: rng.integers(1, width + 1)].astype(np.int32)
+        rules.append(Rule(action, float(rng.choice(amounts)), which))
+    before, head = logits.tobytes(), int(rng.integers(1, min(width, 100) + 1))
+    request = RowRequest(head, float(rng.choice([1.0, 0.5])), rules, 7, min(head, 5))
+    made = chooser.choose(logits, [(request, 0, 3)], record_with(request.alternatives))
+    assert -1 <= int(np.frombuffer(made, np.int64)[0]) < width
+    summary = native_rows.summarize(logits[0], head)
+    if summary.finite:
+        chooser.survivors(logits[0], summary, RowRequest(head, 1.0, rules), len(rules))
+    assert logits.tobytes() == before, f"seed {seed}: a logit was changed"
+
+
 def refused(act: Any, seed: int) -> None:
     try:
         act()
@@ -210,4 +237,6 @@ if __name__ == "__main__":
         for number in range(first, int(sys.argv[1]), len(sets)):
             check_batches(number)
             check_rules(number)
+            for seed in range(100 * number, 100 * number + 100):
+                check_amounts(seed)
         print(name, "fine", flush=True)

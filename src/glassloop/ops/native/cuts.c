@@ -66,11 +66,13 @@ int64_t reaching(const candidates *c, int64_t count, double logit) {
 /* Keeps the tokens with this logit or a higher one, and in any case the highest and all that equal it. */
 void keep_from(candidates *c, double logit) {
     logit = MIN(logit, head_logit(c, 0));
-    while (!c->complete && head_logit(c, c->size - 1) >= logit) {
-        if (c->row) c->complete = sort_from(c, logit, c->width) == c->size;
-        else grow(c, c->size * GROWTH);
+    while (!c->row && !c->complete && head_logit(c, c->size - 1) >= logit) {
+        grow(c, c->size * GROWTH);
         if (c->failure) return;
-        if (c->row) break;
+    }
+    if (!c->complete && head_logit(c, c->size - 1) >= logit) {
+        c->complete = sort_from(c, logit, c->width) == c->size;
+        if (c->failure) return;
     }
     keep_first(c, reaching(c, c->size, logit));
 }

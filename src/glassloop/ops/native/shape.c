@@ -255,7 +255,8 @@ static double border_of(candidates *c, const everyone *all, double entropy, doub
     if (count <= FEW) qsort(some, count, sizeof *some, by_distance); /* else they are equally far */
     for (int64_t i = 0; i < count && border < 0 && reached <= wanted - UNSURE;) {
         double distance = some[i].distance;
-        for (; i < count && some[i].distance == distance; i++) reached += some[i].mass;
+        do reached += some[i++].mass;
+        while (i < count && some[i].distance == distance);
         if (reached >= wanted + UNSURE) border = distance;
     }
     free(some);
