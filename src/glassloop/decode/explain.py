@@ -270,7 +270,8 @@ class _Watcher:
     def see(self, stage: Stage, before: Candidates, after: Candidates) -> None:
         everyone = np.arange(before.vocab_size)
         old, new = before.logits_of(everyone), after.logits_of(everyone)
-        old_logprobs, new_logprobs = old - before.log_sum_exp, new - after.log_sum_exp
+        with np.errstate(invalid="ignore"):  # a stage may leave no token at all
+            old_logprobs, new_logprobs = old - before.log_sum_exp, new - after.log_sum_exp
         alive = old > -inf
         removed = np.flatnonzero(alive & (new == -inf))
         moved = np.flatnonzero(alive & (new > -inf) & (old != new))
