@@ -147,3 +147,20 @@ def test_places_are_shared_by_clients():
     for asked in (greedy, other):
         for run in asked.runs[:5]:
             assert same(run, naive(model(), run))
+
+
+def test_a_step_of_prompts_is_short_on_a_server(monkeypatch):
+    """A client that comes waits for the step that is under way. Here a row takes a millisecond."""
+    spent = Turns.spent
+    monkeypatch.setattr(Turns, "spent", lambda turns, _: spent(turns, 0.001 * turns.rows))
+    for owner, most in (("client", 250), ("", 512)):
+        engine, rows = loop(model(), pages=4000), list[int]()
+        for number in range(30):
+            asked = prompts(number)
+            asked.owner = owner
+            engine.add(asked)
+        while engine.busy:
+            engine.step()
+            rows.append(engine.scheduler.turns.rows)
+        assert rows[0] == 512 and max(rows[1:]) <= most
+        assert most == 250 or max(rows[1:]) == 512

@@ -25,6 +25,7 @@ from glassloop.engine.tree import KVTree, NoRoom
 from glassloop.engine.turns import Turns
 from glassloop.ops.protocol import Ops
 
+_LONGEST_STEP = 0.25  # seconds that a step with prompts may take on a server
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
 
 
@@ -67,6 +68,7 @@ class Scheduler:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
         has room for it."""
         works = self._works([], set())
+        self.turns.rows = _rows_of(works)
         return _calls(works, bool(self._masked) and any(work.view is not None for work in works))
 
     @property
@@ -120,10 +122,18 @@ class Scheduler:
         if self._masked:
             spare = self._add_passes(spare, planned, works)
         if len(planned) < len(self.running) or self.waiting:
-            room = self._ops.step_rows if not works else min(spare, self._ops.rows_beside)
+            room = self._prompt_rows if not works else min(spare, self._ops.rows_beside)
             if room > 0:
                 self._add_prompts(room, planned, works)
         return works
+
+    @property
+    def _prompt_rows(self) -> int:
+        """The number of rows of a step that has prompts only. A client that comes waits for its end, so on a
+        server it is bounded in time; Python and the terminal have no other clients."""
+        if not self._by_owner or "" in self._by_owner:
+            return self._ops.step_rows
+        return self.turns.rows_in(_LONGEST_STEP, self._ops.step_rows)
 
     def _works_in_turn(self, works: list[Work], planned: set[Task]) -> list[Work]:
         """Adds rows as `_works` does, for several owners: first the row of one run of each, then as many
@@ -158,7 +168,7 @@ class Scheduler:
             if len(task.branches) <= rows or not works:
                 self._add_work(task, [], rows, planned, works)
         else:
-            most = self._ops.rows_beside if works else self._ops.step_rows
+            most = self._ops.rows_beside if works else self._prompt_rows
             self._add_prompt(task, min(room, most) if works else most, planned, works)
 
     @staticmethod

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from glassloop.engine.drafts import StepCost, tracked
 from glassloop.engine.task import Task, Work
 
+_MANY = 64  # rows from which on a step is long enough to tell what a row of a prompt takes
 _BEYOND = 0.5  # of the time of one row for each owner: what all other rows may take
 _ROW_SHARE = 0.2  # of the time of a step with one row: the cost of another row, before one was measured
 
@@ -29,6 +30,8 @@ class Turns:
         self._owners = 0  # with work, in the step that is planned; 0: it has no turns
         self._firsts = 0  # rows of this step that owners have anyway
         self._given: dict[str, int] = {}  # rows of this step beyond these, by owner
+        self.rows = 0  # all rows of the step that was planned last
+        self._prompt_row = 0.0  # seconds that a row takes in a step of many; 0: not measured yet
 
     def begin(self, owners: Iterable[str]) -> int:
         """Begins to plan a step for these owners. Returns how many rows it may have beyond one for each."""
@@ -69,8 +72,14 @@ class Turns:
     def forget(self, task: Task) -> None:
         self._served.pop(task, None)
 
+    def rows_in(self, seconds: float, most: int) -> int:
+        """Returns how many rows a step of about this time may have, at most `most`."""
+        return min(most, max(_MANY, int(seconds / self._prompt_row))) if self._prompt_row else most
+
     def spent(self, seconds: float) -> None:
         """Notes how long the step took that was planned last."""
+        if self.rows >= _MANY:
+            self._prompt_row = tracked(self._prompt_row, seconds / self.rows)
         if not self._owners:
             return
         rows, cost = sum(self._given.values()), self._cost
