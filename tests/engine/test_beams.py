@@ -505,3 +505,15 @@ def test_any_search_beside_others_is_as_alone_and_replays_wherever_it_is_cut(see
         for run in each.runs:
             verdict = run.replay()
             assert verdict.identical, f"{verdict}: {run.sampling}"
+
+
+def test_the_text_of_a_search_that_was_cut_short_is_that_of_its_tokens():
+    """A stop string at the end of one of its texts is part of it: the text did not end by it."""
+    engine = loop(model())
+    options = {"beam_width": 4, "n": 4, "stop": ["b"], "allowed_token_ids": [97, 98], "temperature": 9}
+    asked = request(list(b"x"), Sampling(max_tokens=60, **options))
+    engine.add(asked)
+    _cancelled(engine, asked, 4)
+    assert any(run.tokens and run.tokens[-1].id == ord("b") for run in asked.runs)
+    for run in asked.runs:
+        assert run.text == bytes(run.token_ids).decode() and run.finish_reason == "cancelled"

@@ -24,7 +24,7 @@ from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowSummary
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Beam
+from glassloop.trace.run import Beam, text_held_back
 from glassloop.trace.token import Pieces, Token
 
 
@@ -275,7 +275,7 @@ class Beams:
         for run, best in zip(request.runs, self._ended, strict=False):
             run.tokens = [_of_sample(token, run.sample) for token in best.tokens]
             run.end = None if best.end is None else _of_sample(best.end, run.sample)
-            run.tail = best.tail
+            run.tail = best.tail if ending is None else text_held_back(best.tokens)
             self._record[best.number].fate = "chosen"
         first, now = self._first or perf_counter(), perf_counter()
         for place, run in enumerate(request.runs):

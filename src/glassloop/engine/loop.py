@@ -147,8 +147,11 @@ class Loop:
                     self.measure(call, self.transformer.ops.seconds(results) or seconds)
                     self.commit(call, results, chosen)
             done = bool(plan)
-        if not done:
+        if self.scheduler.too_large:
+            self._end_too_large()
+        elif not done:
             self._make_way()
+        if not done:
             return
         self._draft()
         self.counters.steps += 1
@@ -255,6 +258,13 @@ class Loop:
             if len(rows) > 1 and not task.ended:
                 for branch in task.branches:
                     branch.drop_rejected(self.tree)
+
+    def _end_too_large(self) -> None:
+        """Ends the tasks that have no room even alone. Rows that were planned for them are dropped."""
+        tasks, self.scheduler.too_large = self.scheduler.too_large, []
+        for task in tasks:
+            if not task.ended:
+                self._attempt(task, task.finish, Ending("length", NO_MEMORY))
 
     def _make_way(self) -> None:
         """Ends the first waiting task, if any: nothing could be planned, so even alone it has no room."""

@@ -40,6 +40,7 @@ class Scheduler:
         self._may_preempt = True
         self._masked: list[Task] = []  # the tasks with masked rows, waiting or running, in order of arrival
         self._by_owner: dict[str, set[Task]] = {}  # all tasks that wait or run
+        self.too_large: list[Task] = []  # tasks for which there is no room, even alone; the loop ends them
         self.turns = Turns()
 
     def add(self, task: Task, running: bool = False) -> None:
@@ -315,6 +316,8 @@ class Scheduler:
                 if not self._may_preempt:
                     raise
                 youngest = next((each for each in reversed(self.running) if each not in planned), task)
+                if self.running == [task]:  # it has all pages that it can have
+                    self.too_large.append(task)
                 self.preempt(youngest)
                 if youngest is task:
                     return False

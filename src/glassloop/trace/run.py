@@ -329,11 +329,7 @@ class Run:
             finish_reason="cancelled",
             stop_reason="rewound",
         )
-        given_out = "".join([token.text for token in made.tokens])
-        # Text that was held back (part of a character, a possible stop string) belongs to it now.
-        characters = TextStream()
-        whole = characters.feed(b"".join([token.bytes for token in made.tokens])) + characters.flush()
-        made.tail = whole[len(given_out) :]
+        made.tail = text_held_back(made.tokens)
         made.samples = [made]
         return made
 
@@ -538,6 +534,14 @@ def _check_is_maker(llm: object) -> None:
 
 
 _FORKS_AHEAD = 256  # how many numbers of forks are tried for one that is found in a store
+def text_held_back(tokens: Sequence[Token]) -> str:
+    """Returns the text of tokens that they do not show: a part of a character, a possible stop string, or one
+    that ended the text. It belongs to a text that does not end by it."""
+    characters = TextStream()
+    whole = characters.feed(b"".join([token.bytes for token in tokens])) + characters.flush()
+    return whole[sum([len(token.text) for token in tokens]) :]
+
+
 # What a run has of the one that it begins with.
 _INHERITED = (
     *("model", "prompt_ids", "seed", "context", "sampling", "salt", "ops", "prompt", "messages", "sample"),
