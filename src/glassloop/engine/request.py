@@ -16,7 +16,7 @@ from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.task import Counters, Task
 from glassloop.errors import GlassloopError, contained, described
 from glassloop.ops.batch import PAGE
-from glassloop.trace.run import Run
+from glassloop.trace.run import Run, text_held_back
 from glassloop.trace.token import TakenBack, Token
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Request:
         """Ends all runs with an error before any of them has begun."""
         for run in self.runs:
             run.error, run.finish_reason, run.stop_reason = error, "error", str(error)
+            run.tail = text_held_back(run.tokens)
             self.tell(run, None)
 
     def drop_runs(self, first: int) -> None:

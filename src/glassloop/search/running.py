@@ -30,7 +30,7 @@ from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Sol
 from glassloop.search.steps import encode_forced, ends_step, step_ids
 from glassloop.search.verdict import Extractor, Verdict, Verifier, answer_of
 from glassloop.search.voting import votes_of
-from glassloop.trace.run import Run, Timings
+from glassloop.trace.run import Run, Timings, text_held_back
 from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
@@ -230,6 +230,8 @@ class Running:
     def end(self, path: Path, by: str, why: str) -> None:
         """Ends a path that runs, between two rounds."""
         run = path.run
+        if run.finish_reason is None:  # it was not computed, and has what its parent had
+            run.tail = text_held_back(run.tokens)
         if run.finish_reason in (None, "cancelled", "timeout"):
             run.finish_reason, run.stop_reason = "cancelled", why
         self._close(path, by, why)

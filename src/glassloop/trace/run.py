@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -315,9 +316,13 @@ class Run:
         return self._maker(llm).fork(self, at, **options)
 
     def rewind(self, at: int) -> Run:
-        """Returns the first `at` tokens as a new run. Nothing is computed, and this run stays as it is."""
+        """Returns the first `at` tokens as a new run. Nothing is computed, and this run stays as it is. The
+        new run can be continued as if it had been interrupted there: with the rest of a text that was forced,
+        and with the same luck."""
         at = check_place(at, len(self.tokens))
         drawn = self.options_at(at)
+        forced = list(takewhile(lambda token: token.source == "forced", self.tokens[at:]))
+        rest = self.pending if len(forced) == len(self.tokens) - at else []
         made = self.beginning(
             at,
             "rewound",
@@ -325,9 +330,10 @@ class Run:
             seed=drawn.seed,
             salt=drawn.salt,
             plugins=dict(drawn.plugins),
-            prompt_tokens=self.prompt_tokens if drawn.sampling.adapter == self.sampling.adapter else [],
+            prompt_tokens=list(self.prompt_tokens) if drawn.sampling.adapter == self.sampling.adapter else [],
             finish_reason="cancelled",
             stop_reason="rewound",
+            pending=[*[token.id for token in forced], *rest],
         )
         made.tail = text_held_back(made.tokens)
         made.samples = [made]
@@ -534,6 +540,8 @@ def _check_is_maker(llm: object) -> None:
 
 
 _FORKS_AHEAD = 256  # how many numbers of forks are tried for one that is found in a store
+
+
 def text_held_back(tokens: Sequence[Token]) -> str:
     """Returns the text of tokens that they do not show: a part of a character, a possible stop string, or one
     that ended the text. It belongs to a text that does not end by it."""
