@@ -132,7 +132,7 @@ def _fork(given: Questions, op: Op, what: str) -> None:
     if (
         op.get("token") == "chosen"
         and id(run) in given.whole
-        and at < len(run.tokens)
+        and (run.fork_at or 0) <= at < len(run.tokens)  # before, an ancestor has chosen
         and not run.sampling.revise
         and all(token.source != "forced" for token in run.tokens[at:])
     ):

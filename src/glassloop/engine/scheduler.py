@@ -25,6 +25,7 @@ from glassloop.engine.tree import KVTree, NoRoom
 from glassloop.engine.turns import Turns
 from glassloop.ops.protocol import Ops
 
+_MOST_FAILURES = 8  # times that a task alone may find no room before it is too large
 _LONGEST_STEP = 0.25  # seconds that a step with prompts may take on a server
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
 
@@ -41,6 +42,7 @@ class Scheduler:
         self._masked: list[Task] = []  # the tasks with masked rows, waiting or running, in order of arrival
         self._by_owner: dict[str, set[Task]] = {}  # all tasks that wait or run
         self.too_large: list[Task] = []  # tasks for which there is no room, even alone; the loop ends them
+        self._failures: dict[Task, tuple[int, int]] = {}  # of tasks alone: at which length, how many times
         self.turns = Turns()
 
     def add(self, task: Task, running: bool = False) -> None:
@@ -64,6 +66,7 @@ class Scheduler:
         if not own:
             self._by_owner.pop(task.request.owner, None)
         self.turns.forget(task)
+        self._failures.pop(task, None)
 
     def plan(self) -> list[Call]:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
@@ -316,11 +319,20 @@ class Scheduler:
                 if not self._may_preempt:
                     raise
                 youngest = next((each for each in reversed(self.running) if each not in planned), task)
-                if self.running == [task]:  # it has all pages that it can have
-                    self.too_large.append(task)
+                if self.running == [task]:
+                    self._count_failure(task)
                 self.preempt(youngest)
                 if youngest is task:
                     return False
+
+    def _count_failure(self, task: Task) -> None:
+        """Notes that a task that runs alone has no room. If that happens again and again at the same length,
+        it computes the same rows each time and never gets any further: it is too large."""
+        length = sum([len(branch.tokens) for branch in task.branches])
+        before, times = self._failures.get(task, (length, 0))
+        self._failures[task] = length, times + 1 if before == length else 1
+        if self._failures[task][1] >= _MOST_FAILURES:
+            self.too_large.append(task)
 
     def _masked_rows(self, task: Task, room: int) -> list[Work]:
         """Reserves pages for about `room` rows of the plain text of a task, or for its next pass, whose rows
