@@ -109,8 +109,9 @@ class Scheduler:
 
     def _works(self, works: list[Work], planned: set[Task]) -> list[Work]:
         """Adds the rows of the tasks that are not planned already, and have something to compute."""
-        if len(self._by_owner) > 1:
-            return self._works_in_turn(works, planned)
+        # With little memory it may be that nobody has room in turn. Then the oldest task goes first.
+        if len(self._by_owner) > 1 and self._works_in_turn(works, set(planned)):
+            return works
         ready = [task for task in self.running if task not in planned] if planned else self.running
         ready = [task for task in ready if task.program is None and _waits_for_a_token(task)]
         spare = self._ops.step_rows - len(works) - sum([len(task.branches) for task in ready])
