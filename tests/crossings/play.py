@@ -137,10 +137,12 @@ def fork_arguments(parent: Run, op: Op) -> tuple[int, Op]:
 
 
 def snapshot(run: Run) -> Run:
-    """Returns a run as it is now, which a fork of it elsewhere does not change."""
+    """Returns a run as it is now, which a fork of it elsewhere does not change. Luck depends on the forks of
+    its ancestors too."""
     made = copy(run)
-    made.tokens, made.forks, made.children = list(run.tokens), dict(run.forks), []
+    made.tokens, made.forks, made.children = list(run.tokens), dict(run.forks), list(run.children)
     made.prompt_tokens = list(run.prompt_tokens)
+    made.above = None if run.above is None else snapshot(run.above)
     return made
 
 

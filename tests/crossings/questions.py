@@ -19,6 +19,7 @@ from crossings.edits import EDITS, ask_edit
 from crossings.laws import Judge, log_softmax, record
 from crossings.play import Asked, finish, fork_arguments, prepare, snapshot
 from crossings.refused import REFUSED
+from crossings.stages import StageFailed
 from crossings.world import EXTRAS, World, alone
 
 from glassloop.decode.sampling import Sampling
@@ -162,7 +163,7 @@ def _what_if(given: Questions, run: Run, at: int, changes: Op) -> int | None:
         luck: Any = "same" if now.changed(changed) != now else "new"
         asked = {name: value for name, value in changed.items() if name not in WHAT_IF.refused}
         return given.world.explain(run, at, luck=luck, **asked).winner.id
-    except GlassloopError:  # the fork is refused too, or no token is left
+    except (GlassloopError, StageFailed):  # the fork is refused too, no token is left, or a stage raises
         return None
 
 
