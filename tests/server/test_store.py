@@ -95,6 +95,10 @@ def test_the_list_after_a_restart_is_the_list_before_it(tmp_path):
         whole = server.get(f"/api/runs/{begun[2]['id']}").json()
         assert next(run for run in _runs(server) if run["id"] == whole["id"]).items() <= whole.items()
         assert len(_runs(server)) == 6
+        # A fork of a run whose record does not know of its first fork has other luck than that.
+        (first,) = [run for run in after if run["parent"] == begun[1]["id"]]
+        second = server.post(f"/api/runs/{begun[1]['id']}/fork", {"at": 1}).json()["runs"][0]
+        assert second["salt"] != first["salt"]
 
 
 def _runs(server, tree: str | None = None) -> list[dict]:

@@ -99,7 +99,9 @@ class Scheduler:
                 assert path is not None
                 first = path.length
                 works.append(Work(task, path, first, [self._tree.promise(path)], 1, None))
-            return self._works(works, under_way)
+            works = self._works(works, under_way)
+            self.turns.rows = _rows_of(works)
+            return works
         except NoRoom:
             for work in works:
                 self._tree.cut(work.path, work.first)

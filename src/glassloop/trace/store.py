@@ -30,7 +30,7 @@ from glassloop.trace.validate import replace_surrogates
 from glassloop.trace.writer import Item, Writer
 
 _PATIENCE = 30.0  # seconds to wait for another process to finish writing, or for a server to come back
-_MOST_COUNTED = 256  # forks of a run that are looked at
+_MOST_COUNTED = 64  # forks of a run that are looked at
 _MOST_RELATED = 4096  # runs of a tree that are read with one of them
 _ALL = 1 << 62  # rows, as a limit
 _SHOWN = "id, created, model, {prompt}, {text}, tokens, finish_reason, seed, parent, length(data), title"

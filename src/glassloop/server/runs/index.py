@@ -76,10 +76,17 @@ class RunIndex:
         tree = self._trees.get(stored.tree) or TreeState(stored.tree)
         state = RunState(stored.run, tree, stored.name)
         state.added, state.model, state.is_elsewhere = stored.added, stored.model, stored.is_elsewhere
+        state.counts_forks = False
         if not state.is_elsewhere:  # what is in memory does not change with the store
             self._insert(state)
             self.trim()
         return state
+
+    async def count_forks(self, state: RunState) -> None:
+        """Makes a run that came from the storage know of its forks there, before it is forked once more."""
+        if not state.counts_forks and self.storage is not None:
+            await self.storage.count_forks(state.run)
+            state.counts_forks = True
 
     async def tree(self, id: str) -> TreeState:
         tree = self._trees.get(id)

@@ -230,6 +230,7 @@ async def _fork(
     service: Service, request: Request, state: RunState, body: ForkBody | EditBody, **change: Any
 ) -> list[RunState]:
     run = state.run
+    await service.runs.count_forks(state)
 
     def prepare() -> EngineRequest:
         if isinstance(body, EditBody):

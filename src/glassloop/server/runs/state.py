@@ -41,6 +41,7 @@ class RunState:
         self.request: Request | None = None  # while it is computed
         self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
         self.is_elsewhere = False  # another server computes it now
+        self.counts_forks = True  # its run knows of all of its forks; one of the store may have more
         self.model: str | None = None  # its model as it is recorded, where that is a path
         self.users = 0  # HTTP requests that still need it
         # The run in its place, once its last tokens were taken back. The engine's thread sets the first, the

@@ -161,12 +161,15 @@ class RunStorage:
                 return None
             if run.finish_reason is None:
                 run.finish_reason, run.stop_reason = INTERRUPTED
-        self._store.count_forks(run)
         model, run.model = run.model, public_name(run.model)  # the terminal records paths
         added = self._store.added(id)
         return StoredRun(
             *(run, *self._store.tree_of(id), run.created if added is None else added, model, is_elsewhere)
         )
+
+    async def count_forks(self, run: Run) -> None:
+        """Counts the forks of a run that was read before they were made."""
+        await self._read(lambda: self._store.count_forks(run))
 
     async def list(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
         """Returns a part of the list of runs, the newest first."""
