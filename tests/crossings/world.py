@@ -16,7 +16,8 @@ from typing import Any
 import crossings.stages  # noqa: F401 (registers them)
 import numpy as np
 from engine.ahead import AheadOps
-from engine.small import EOS, model, random_weights
+from engine.small import model, random_weights
+from engine.small import tokenizer as byte_tokenizer
 from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
@@ -36,7 +37,6 @@ from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
-from glassloop.text.alphabet import to_alphabet
 from glassloop.text.pieces import Pieces
 from glassloop.text.tokenizer import Tokenizer
 
@@ -49,21 +49,9 @@ TEMPLATE = (
 )
 
 
-@cache
 def tokenizer() -> Tokenizer:
-    """A token for each byte, one for the end, and a chat template."""
-    tokens = [to_alphabet(bytes([byte])) for byte in range(256)] + ["<end>"]
-    return Tokenizer.from_gguf(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "gpt-2",
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [1] * 256 + [3],
-            "tokenizer.ggml.merges": [],
-            "tokenizer.ggml.eos_token_id": EOS,
-            "tokenizer.chat_template": TEMPLATE,
-        }
-    )
+    """The tokenizer of the small model, with a chat template."""
+    return byte_tokenizer(TEMPLATE)
 
 
 @cache

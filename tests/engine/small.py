@@ -42,7 +42,7 @@ EOS = 256
 
 
 @cache
-def tokenizer() -> Tokenizer:
+def tokenizer(chat_template: str | None = None) -> Tokenizer:
     """A token for each byte, and one for the end."""
     tokens = [to_alphabet(bytes([byte])) for byte in range(256)] + ["<end>"]
     return Tokenizer.from_gguf(
@@ -53,6 +53,7 @@ def tokenizer() -> Tokenizer:
             "tokenizer.ggml.token_type": [1] * 256 + [3],
             "tokenizer.ggml.merges": [],
             "tokenizer.ggml.eos_token_id": EOS,
+            **({} if chat_template is None else {"tokenizer.chat_template": chat_template}),
         }
     )
 

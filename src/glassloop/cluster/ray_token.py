@@ -25,10 +25,11 @@ OPEN = "Ray listens on all addresses of this machine, for those who have its tok
 
 @contextmanager
 def private_token(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Sets the variables of a Ray that is started inside, which needs a token: the user's, if there is one,
-    else a new one in a file that nobody else can read, and that is removed at the end. To be entered before
-    `ray` is imported, which reads them. Raises if the user has turned tokens off, or others can read the
-    user's own."""
+    """Sets the environment variables that make a Ray started inside this context require a token.
+
+    The token is the user's, if there is one, else a new one in a file that only this user can read, which is
+    removed at the end. Enter the context before `ray` is imported: it reads the variables then. Raises if the
+    user has turned tokens off, or if other users can read the file with the user's own token."""
     mode = environ.get(MODE) or "token"
     if mode.strip().lower() != "token":
         raise GlassloopError.about(

@@ -145,8 +145,8 @@ class Running:
         return self.requests
 
     def cancel(self, why: str, unwanted: bool = False) -> None:
-        """Ends the search with what it has: the next round has no requests. The caller ends those that
-        run. If nobody wants the result, verifiers are not asked any more."""
+        """Ends the search with the paths that it has: no further round starts. The caller cancels the requests
+        of the current round. With `unwanted`, verifiers are no longer called."""
         self._cancelled = why
         self._unwanted = unwanted
 
