@@ -145,8 +145,8 @@ class Running:
         return self.requests
 
     def cancel(self, why: str, unwanted: bool = False) -> None:
-        """Ends the search with the paths that it has: no further round starts. The caller cancels the requests
-        of the current round. With `unwanted`, verifiers are no longer called."""
+        """Ends the search with the paths that it has: no further round starts. The caller cancels the
+        requests of the current round. With `unwanted`, verifiers are no longer called."""
         self._cancelled = why
         self._unwanted = unwanted
 
