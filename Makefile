@@ -9,6 +9,7 @@
 #   make test-cluster         replicas on a real Ray, killed and stopped while they answer; docs/cluster.md
 #   make fuzz [ARGS=...]      hostile requests, files and templates for minutes; tests/attacks/fuzz.py
 #                             and, without ARGS, crossings of all features for CROSSINGS_SECONDS; tests/crossings
+#   make hammer [ARGS=...]    the default model under 10^5 requests beside greedy clients; tests/attacks/hammer.py
 #   make wheel                a wheel and an sdist in dist/, tested in an empty environment without a compiler
 #   make docs                 the docs site in build/site, from docs/ and the docstrings
 #   make lint                 ruff and mypy
@@ -28,7 +29,7 @@ NPM    := cd web && PATH="$(abspath $(BIN)):$$PATH" npm --no-audit --no-fund --l
 # Where this is set, hundreds of processes of the tests would each compile all modules that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run serve web test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz sdist wheel docs site lint audit format bench clean
+.PHONY: run serve web test check-studio test-studio test-peers test-gpu test-arm test-cluster fuzz hammer sdist wheel docs site lint audit format bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/glassloop generate "$(PROMPT)" --temperature 0.7 --seed 1 --max-tokens $(if $(filter file,$(origin PROMPT)),11,60)
@@ -115,6 +116,10 @@ ifndef ARGS
 	@[ $(CROSSINGS_SECONDS) = 0 ] || PYTHONPATH=tests $(BIN)/python -m crossings.run --seconds $(CROSSINGS_SECONDS)
 endif
 
+# Half an hour on an idle machine. A request that is answered wrongly is in build/hammer: ARGS="--again FILE".
+hammer: $(VENV)/.tested
+	@PYTHONPATH=tests $(BIN)/python -m attacks.hammer $(ARGS)
+
 web: $(STUDIO)
 
 # The wheel is built from the sdist, so that both are complete. On Linux auditwheel names the oldest systems that
@@ -145,10 +150,11 @@ lint: $(VENV)/.linted
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# Needs a network. In an environment of its own; nothing that is looked up is installed.
+# Needs a network: a package that cannot be looked up is an error. In an environment of its own; nothing that is
+# looked up is installed.
 AUDIT ?= .venv-audit
 audit: $(AUDIT)/.installed $(VENV)/.node
-	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
+	@$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 	@cd web && PATH="$(abspath $(BIN)):$$PATH" npm audit --package-lock-only
 
 $(AUDIT)/.installed:
@@ -182,8 +188,9 @@ $(BIN)/python:
 NATIVE := $(wildcard src/glassloop/ops/native/*.[ch])
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE) | $(BIN)/python
-	@echo "Installing glassloop ..."
-	@$(PIP) install -c constraints.txt -e .
+	@echo "Installing glassloop: its packages, then compiling the kernels (1 to 3 minutes)"
+	@{ while sleep 2; do printf .; done; } & dots=$$!; \
+	$(PIP) install -c constraints.txt -e .; code=$$?; kill $$dots; echo; exit $$code
 	@touch $@
 
 $(VENV)/.tested: pyproject.toml constraints.txt $(VENV)/.installed

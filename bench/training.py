@@ -31,6 +31,7 @@ from glassloop.train.config import TrainConfig
 from glassloop.train.machine import cores, set_up
 from glassloop.train.network import Network
 from glassloop.train.new_model import new_config
+from glassloop.train.progress import Progress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.subject import Subject
 from glassloop.train.tokens import TokenFiles, TokenWriter
@@ -110,7 +111,14 @@ def trainer(shape: Shape, document: int, **settings: Any) -> Iterator[Trainer]:
             model, subject.weights, device=config.device, dropout=config.dropout,
             bf16=config.precision == "bf16", compile=config.compile,
         )  # fmt: skip
-        yield Trainer(config, subject, network, RunFolder(Path(folder)), {}, quiet=True)
+        yield Trainer(
+            config,
+            subject,
+            network,
+            RunFolder(Path(folder)),
+            {},
+            progress=Progress(config.steps, 0, quiet=True),
+        )
 
 
 class PlainAttention(nn.Module):

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import forking
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 from postgres import PostgresServer, installed
 
 if TYPE_CHECKING:
     from glassloop import LLM
 
-settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
@@ -42,6 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No test writes to the store of the person who runs it.
 os.environ["GLASSLOOP_STORE"] = str(Path(tempfile.mkdtemp(prefix="glassloop-")) / "runs.db")
+forking.surroundings.update(os.environ)
 
 # Commands are forks of a process that has imported everything: tests start hundreds of them.
 subprocess.Popen = forking.Popen
@@ -102,7 +103,7 @@ def postgres() -> Iterator[PostgresServer]:
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where a new store is: a file that does not exist, or the URL of an empty database."""
     if request.param == "sqlite":
-        return str(tmp_path / "new" / "runs.db")
+        return str(tmp_path / "runs.db")
     return request.getfixturevalue("postgres").new_database()
 
 

@@ -30,7 +30,12 @@ _COMMAND = [sys.executable, "-m", "glassloop"]
 _IMPORTED = ("glassloop.cli.main", "glassloop.server.serve", "glassloop.cli.kept", "glassloop.cli.show")
 _IMPORTED += ("uvicorn.loops.uvloop", "uvicorn.lifespan.off", "rich.table", "jinja2", "pydantic.v1")
 # What is read when a command runs, not when a module is imported or the interpreter starts.
-_MAY_DIFFER = re.compile(r"GLASSLOOP_(?!LIBRARY$)|PYTEST_|(TMPDIR|TERM|COLUMNS|LINES|NO_COLOR|HOME|XDG_.*)$")
+surroundings: dict[str, str] = {}  # the environment of the tests, before any of them has changed it
+# Modules that the tests import set the last three.
+_MAY_DIFFER = re.compile(
+    r"GLASSLOOP_(?!LIBRARY$)|PYTEST_|(TMPDIR|TERM|COLUMNS|LINES|NO_COLOR|HOME|XDG_.*)$"
+    r"|OPENBLAS_THREAD_TIMEOUT$|TORCHINDUCTOR_CACHE_DIR$|LITELLM_LOCAL_MODEL_COST_MAP$"
+)
 
 
 def own_terminal() -> None:
@@ -129,11 +134,13 @@ class _Parent:
     _only: _Parent | None = None
 
     def __init__(self) -> None:
-        self.environment = dict(os.environ)
+        self.environment = surroundings or dict(os.environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=self.environment
+            )
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -150,8 +157,13 @@ class _Parent:
     def can_fork(cls, environment: dict[str, str]) -> bool:
         if not CAN_FORK or environment.get("GLASSLOOP_FORK") == "0":
             return False
+        return not cls.differences(environment)
+
+    @classmethod
+    def differences(cls, environment: dict[str, str]) -> list[str]:
+        """Returns the variables that a fork cannot have, since modules that are imported read them."""
         differ = environment.items() ^ cls.only().environment.items()
-        return all(_MAY_DIFFER.match(name) for name, _ in differ)
+        return sorted({name for name, _ in differ if not _MAY_DIFFER.match(name)})
 
     def start(self, told: dict[str, Any], files: list[int]) -> None:
         socket.send_fds(self._socket, [json.dumps(told).encode()], files)

@@ -3,7 +3,6 @@ the commands and options of shell examples exist, every page is on the docs site
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -17,37 +16,25 @@ from typing import Any
 import pytest
 import typer.main
 from browser import needs_chromium, shown
+from snippets import DOCS, FENCE, PAGES, ROOT, SHELL, blocks
 
 from glassloop.cli.main import app
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
-_FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
-)
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 _CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 
 
-def blocks(page: Path, *kinds: str) -> list[tuple[int, str]]:
-    """Returns the code blocks of these kinds, each with the number of its first line."""
-    text = page.read_text(encoding="utf-8")
-    found = _FENCE.finditer(text)
-    return [(text[: each.start()].count("\n") + 2, each["code"]) for each in found if each["kind"] in kinds]
-
-
 def prose(page: Path) -> str:
     """Returns a page without its code."""
-    return _CODE.sub("", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    return _CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
 @cache
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub and the docs site make them."""
     made: set[str] = set()
-    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for heading in re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         made.add(re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-"))
@@ -69,7 +56,7 @@ def test_links_lead_to_files_and_headings_that_exist(name):
 def test_python_examples_compile(name):
     for line, code in blocks(ROOT / name, "python"):
         try:
-            compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            compile(code, name, "exec")
         except SyntaxError as error:
             pytest.fail(f"{name}:{line + (error.lineno or 1) - 1}: {error.msg}")
 
@@ -122,9 +109,6 @@ def check(words: list[str]) -> str | None:
     return None
 
 
-SHELL = ("", "sh", "bash", "shell", "console")
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if blocks(ROOT / name, *SHELL)])
 def test_shell_examples_name_commands_and_options_that_exist(name):
     for line, code in blocks(ROOT / name, *SHELL):
@@ -175,6 +159,12 @@ def test_the_reference_names_what_exists_and_everything_that_is_exported():
             named.add(name)
     errors = {name for name in glassloop.__all__ if name.endswith("Error")}
     assert set(glassloop.__all__) - errors - {"DEFAULT_ORDER", "TakenBack"} <= named
+
+
+def test_the_page_of_commands_is_what_the_parsers_have(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "assets")
+    made = import_module("commands")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run: python docs/assets/commands.py"
 
 
 QUERIES = {

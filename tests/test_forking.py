@@ -51,7 +51,7 @@ def test_output_status_and_surroundings_are_the_same(arguments, session, tmp_pat
             cwd=tmp_path,
             start_new_session=session,
         ) as process:
-            assert (process._ended is None) == bool(more)
+            assert (process._ended is None) == bool(more), forking._Parent.differences(environment)
             out, error = process.communicate(timeout=60)
         both.append([process.returncode, *out.splitlines(), *error.splitlines()])
     for forked, anew in zip(*both, strict=True):

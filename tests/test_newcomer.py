@@ -14,12 +14,13 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from cli.terminal import on_terminal, run
+from cli.terminal import Session, on_terminal, run
 from engine.test_own_stages import PLUGIN
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 from server.conftest import Server, serving
 from server.test_runs import import_
-from test_exercises import WRITTEN_WITH, fits, plain
+from test_exercises import WRITTEN_WITH
+from waiting import wait_until
 
 from glassloop import LLM, Run, Store
 from glassloop.ops import choose_ops
@@ -88,16 +89,10 @@ def test_the_readme_starts_with_commands_that_answer_what_it_says(terminal, tmp_
     assert done.returncode == 0, done.stderr
     if same:  # a whole sentence; with another op set a close choice may fall differently
         assert done.stdout == " Paris, which is the largest city in the country.\n"
-    # Every example with an answer gives this answer: the JSON has a name and an age.
-    examples = re.findall(r"^\$ (glassloop .*)\n((?:(?!\$ |```).*\n)+)", readme, re.M)
-    assert [shlex.split(command)[1] for command, _ in examples] == [
-        *("generate", "explain", "generate", "generate")
-    ]
-    for command, pasted in examples:
-        done = run(*shlex.split(command)[1:], GLASSLOOP_STORE=str(terminal.store))
-        assert done.returncode == 0, done.stderr
-        if same:
-            assert fits(plain(done.stdout), plain(pasted)), f"{command}\n{done.stdout}"
+    # Every example with an answer gives this answer (test_snippets); the JSON has a name and an age.
+    (person,) = [command for command in readme.splitlines() if "--json-schema" in command]
+    done = run(*shlex.split(person)[2:], GLASSLOOP_STORE=str(terminal.store))
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout).keys() == {"name", "age"}
 
 
@@ -198,6 +193,25 @@ def test_a_researcher_runs_many_prompts(terminal, tmp_path):
             llm.generate(SEA, temprature=1)
 
 
+def test_an_adapter_from_an_own_text_survives_ctrl_c_after_the_last_step(terminal, tmp_path):
+    (tmp_path / "mine.txt").write_text("The Zorblax lamp glows in purple.\n" * 30)
+    out = str(tmp_path / "mine")
+    # One command for a text: the model, the packing and the batch are chosen. (Few steps: this is a test.)
+    short = ("--steps", "2", "--length", "16", "--batch", "1", "--accumulate", "1", "--threads", "1")
+    session = Session("train", "lora", "--data", str(tmp_path / "mine.txt"), "--out", out, *short)
+    # The plan and the expected time are said before the first step.
+    session.wait_for(r"2 steps of 16 tokens \(1 × 16\); the data has \d+ tokens", seconds=600)
+    session.wait_for(r"about \S+ s a step here", seconds=600)
+    # Ctrl-C right after the last step skips what is left, and the command ends well.
+    session.wait_for("step 2/2  loss", seconds=600)
+    session.type("\x03")
+    session.wait_for("sample skipped", seconds=600)
+    assert session.end() == 0
+    # The adapter is there and works.
+    terminal("generate", "The Zorblax lamp", "--adapter", out, "-n", "2", "--seed", "1")
+    assert terminal.last().sampling.adapter == "mine"
+
+
 def test_one_store_for_the_terminal_two_servers_and_the_openai_client(terminal, tmp_path):
     env = {"GLASSLOOP_STORE": str(terminal.store)}
     memory = ("--kv-memory", "200MB", "--model-defaults")
@@ -220,6 +234,7 @@ def test_one_store_for_the_terminal_two_servers_and_the_openai_client(terminal, 
         opened = [import_(server, (tmp_path / "own.glass").read_bytes()) for _ in range(2)]
         assert [answer.json()["runs"][0]["id"] for answer in opened] == [own.id, own.id]
         made = _ask_as_a_backend_developer(server)
+        _look_up_the_reason_of_an_answer(server, terminal, tmp_path)
         # The terminal has the server's runs, by their question, and replays them.
         assert "identical" in terminal("replay", made)
         assert "Is it warm in Oslo?" in terminal("runs", "list", "--search", "oslo")
@@ -232,6 +247,68 @@ def test_one_store_for_the_terminal_two_servers_and_the_openai_client(terminal, 
         assert other.end(signal.SIGTERM) == 0
         assert set(_ids(server)) == before | set(theirs[2:])
         assert {entry.id for entry in Store(terminal.store).list()} == before | set(theirs[2:])
+
+
+def _look_up_the_reason_of_an_answer(server: Server, terminal: Terminal, folder: Path) -> None:
+    """Goes from the id of an answer, as an application has it in its log, to the reason of a token."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        asked = {"model": "smollm2-135m-instruct", "seed": 3, "temperature": 1.2, "max_tokens": 12}
+        answer = client.chat.completions.create(messages=[{"role": "user", "content": MARS}], **asked)
+        other = client.responses.create(model=asked["model"], input="Say hi.", max_output_tokens=4)
+        again = client.responses.retrieve(other.id)
+        assert again.output_text == other.output_text and again.id == other.id
+    wait_until(lambda: Store(terminal.store).get(answer.id).finish_reason)  # the server's thread writes it soon
+    own = Store(terminal.store).get(answer.id)
+    assert answer.id == f"chatcmpl-{own.id}" and answer._request_id == own.id
+    worst = min(range(len(own.tokens)), key=lambda place: own.tokens[place].raw_logprob)
+    # In the terminal, the most surprising token is explained unless another one is named.
+    told = terminal("explain", answer.id)
+    assert f"token {worst} of run {own.id[:8]}" in told and "the most surprising one" in told
+    assert "in the text" in terminal("runs", "worst", answer.id)
+    # Over HTTP, and in the studio, whose page asks for the run by the same id.
+    why = server.get(f"/api/runs/{answer.id}/explain/{worst}").json()
+    assert why["taken"]["id"] == own.tokens[worst].id and why["sentence"] in told
+    assert server.get(f"/api/runs/{answer.id}").json()["id"] == own.id
+    # From another machine, without the store of the server: the same words.
+    elsewhere = Terminal(folder / "elsewhere.db")
+    assert told.endswith(elsewhere("explain", answer.id, "--server", server.url))
+    assert "there is no run" in elsewhere("explain", answer.id, code=2)
+    # What would another temperature have said?
+    compared = terminal("compare", answer.id, "--with", "temperature=0.3", "--no-store")
+    assert f"run {own.id[:8]} / temperature=0.3: " in compared
+
+
+def test_an_operator_configures_backs_up_and_serves_two_models(terminal, tmp_path):
+    # What a model needs is known before anything is set up; what cannot be had is one line with figures.
+    assert "for weights, up to " in terminal("models", "check", "smollm2-135m-instruct")
+    too_much = terminal("generate", SEA, "-n", "2", "--kv-memory", "900TB", code=2)
+    assert re.search(r"glassloop: kv_memory is 921600\.0 GB; [\d.]+ GB are free.*: give less", too_much)
+    # The options are in a file and the keys in another, which only the operator can read.
+    keys, config = tmp_path / "keys", tmp_path / "serve.toml"
+    keys.write_text("the-key-of-the-team\n")
+    options = f'api-key-file = "{keys}"\nstore = "{terminal.store}"\nkv-memory = "150MB"\n'
+    config.write_text(
+        options + 'also = "gemma-3-270m"\nserved-model-name = ["small", "other=gemma-3-270m"]\n'
+    )
+    keys.chmod(0o644)
+    assert "chmod 600 it" in terminal("serve", "--config", str(config), code=2)
+    keys.chmod(0o600)
+    env = {"GLASSLOOP_STORE": str(terminal.store)}
+    with serving("--config", str(config), env=env) as server:
+        key, url = "the-key-of-the-team", f"{server.url}/v1"
+        with OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120) as client:
+            for name, model in (("small", "smollm2-135m-instruct"), ("other", "gemma-3-270m")):
+                answer = client.completions.create(model=name, prompt=SEA, max_tokens=3, seed=1)
+                assert answer.model == model and answer.choices[0].text
+            with pytest.raises(NotFoundError, match="'small', 'gemma-3-270m', 'other'"):
+                client.completions.create(model="gpt-5", prompt=SEA)
+        # The store is copied while the server uses it, and the copy is one.
+        copied = terminal("runs", "backup", str(tmp_path / "copy.db"))
+        assert "copy.db: 2 runs of " in copied
+        assert "exists already" in terminal("runs", "backup", str(tmp_path / "copy.db"), code=2)
+        copy = Terminal(tmp_path / "copy.db")
+        assert SEA in copy("runs", "list") and "identical" in copy("replay", copy.last().id)
+        assert server.end() == 0
 
 
 def _ids(server: Server) -> list[str]:

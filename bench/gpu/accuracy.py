@@ -78,7 +78,7 @@ def _compared(
 
 def _rounded(tensor: Tensor, values: torch.Tensor, packed: bool) -> torch.Tensor:
     """Returns the values of a matrix in half precision, if `packed` as those of a packed matrix."""
-    if packed and tensor.format.take_apart is not None:
+    if packed and tensor.format.take_apart is not None and not tensor.format.table:
         parts = take_apart(tensor.format, tensor.data.reshape(-1, tensor.format.block_bytes))
         codes = torch.from_numpy(parts[0]).double()
         scale, middle = (

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from glassloop.engine.llm import LLM as LLM
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
+    from glassloop.errors import NoMemoryError as NoMemoryError
     from glassloop.errors import RegistryError as RegistryError
     from glassloop.errors import SamplingError as SamplingError
     from glassloop.errors import TextError as TextError
     from glassloop.errors import TraceError as TraceError
     from glassloop.search.budget import Budget as Budget
+    from glassloop.search.own import search_method as search_method
+    from glassloop.search.own import verifier as verifier
     from glassloop.search.search import Search as Search
     from glassloop.search.solution import Solution as Solution
     from glassloop.search.verdict import Verdict as Verdict
@@ -48,6 +51,8 @@ _HOMES = {
     "Token": "glassloop.trace.token",
     "Budget": "glassloop.search.budget",
     "Search": "glassloop.search.search",
+    "search_method": "glassloop.search.own",
+    "verifier": "glassloop.search.own",
     "Solution": "glassloop.search.solution",
     "Verdict": "glassloop.search.verdict",
     "TakenBack": "glassloop.trace.token",
@@ -61,6 +66,7 @@ _HOMES = {
     "stream_json": "glassloop.decode.partial_json",
     "GlassloopError": "glassloop.errors",
     "ModelError": "glassloop.errors",
+    "NoMemoryError": "glassloop.errors",
     "RegistryError": "glassloop.errors",
     "SamplingError": "glassloop.errors",
     "TextError": "glassloop.errors",

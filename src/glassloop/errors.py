@@ -32,6 +32,10 @@ class ModelError(GlassloopError):
     """A model file that is damaged, inconsistent, or of a format that is not supported."""
 
 
+class NoMemoryError(GlassloopError, MemoryError):
+    """Memory that cannot be had: more than is free is wanted for weights, or for keys and values."""
+
+
 class TextError(GlassloopError):
     """Text, tokens or a chat template that cannot be converted into each other."""
 

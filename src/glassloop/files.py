@@ -5,9 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from glassloop.errors import GlassloopError
+
+Opened = TypeVar("Opened")
+_AT_ONCE = 8  # files that are opened in parallel
 
 
 def read_at_most(path: str | Path, most: int, kind: type[GlassloopError]) -> bytes:
@@ -55,3 +60,14 @@ def sha256_of(path: Path) -> str:
 
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def in_parallel(open_one: Callable[[Path], Opened], paths: Sequence[Path]) -> list[Opened]:
+    """Returns what a function returns for each of some files, in order. Several are opened at once; of their
+    errors the first is raised."""
+    if len(paths) < 2:
+        return [open_one(path) for path in paths]
+    from concurrent.futures import ThreadPoolExecutor  # takes long to import
+
+    with ThreadPoolExecutor(min(len(paths), _AT_ONCE)) as pool:
+        return list(pool.map(open_one, paths))

@@ -56,15 +56,21 @@ class Server:
     """A server in a process of its own, with a TMPDIR of its own and its log in a file."""
 
     def __init__(
-        self, *flags: str, model: str | Path = DEFAULT_MODEL, env: dict[str, str] | None = None
+        self,
+        *flags: str,
+        model: str | Path = DEFAULT_MODEL,
+        env: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,  # of every request that has none of its own
+        program: str = "glassloop",
     ) -> None:
+        self.headers = headers or {}
         self.folder = Path(tempfile.mkdtemp(prefix="glassloop-attack-"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
         self.log = self.folder / "log"
         if "--store" not in flags:  # tests must not see each other's runs
             flags = (*flags, "--no-store")
-        command = [sys.executable, "-m", "glassloop", "serve", "--port", "0", "--model", str(model), *flags]
+        command = [sys.executable, "-m", program, "serve", "--port", "0", "--model", str(model), *flags]
         with self.log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 command,
@@ -129,7 +135,7 @@ class Server:
         """One request on a connection of its own. Bytes go as they are; anything else goes as JSON."""
         connection = self.connect(timeout)
         try:
-            return send(connection, method, path, body, headers)
+            return send(connection, method, path, body, self.headers if headers is None else headers)
         finally:
             connection.close()
 

@@ -21,6 +21,7 @@ RUN, TREE = "@RUN@", "@TREE@"  # replaced by an id that is there when the reques
 _SAFE_TYPES = ("application/json", "application/json; charset=utf-8")
 _TYPES = (*_SAFE_TYPES, "text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "a/b;=")
 _PATH = re.compile(r"(/tmp/|/root/|/home/|\.venv|site-packages|Traceback|\.py\b|0x[0-9a-f]{8})")
+_COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 LATE = "no answer in time"
 _CLOSED = "the connection was closed without an answer"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -51,11 +52,16 @@ class Requests:
     """Makes requests. The same document and seed make the same ones."""
 
     def __init__(
-        self, document: Document, rng: Random, glass: Callable[[Random], bytes] | None = None
+        self,
+        document: Document,
+        rng: Random,
+        glass: Callable[[Random], bytes] | None = None,
+        brief: bool = False,  # bodies keep their small numbers of tokens, if these are not what is changed
     ) -> None:
         self._document = document
         self._rng = rng
         self._glass = glass
+        self._brief = brief
         self._with_body = document.with_body
         self._fields = {route.path: document.fields(route) for route in self._with_body}
         self._others = [route for route in document.routes if route not in self._with_body]
@@ -77,9 +83,13 @@ class Requests:
         rng, route = self._rng, self._rng.choice(self._with_body)
         body: Any = route.good()
         if rng.random() < 0.4:
+            few = {name: body[name] for name in _COUNTS if name in body and self._brief}
             body |= self._document.valid(route.body or {}, rng, 2)
-            for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+            for name in _COUNTS:
                 body.pop(name, None)
+            body |= few
+            if self._brief and isinstance(body.get("sampling"), dict):
+                body["sampling"]["max_tokens"] = 2
             what = "valid"
         else:
             what = "good"
@@ -165,8 +175,9 @@ class Requests:
             headers = {"content-type": "application/octet-stream"}
             return Case(route.method, route.path, headers, file, "glass")
         query: dict[str, str] = {}
+        often = rng.choice([0.0, 0.3, 0.7])  # most queries with several odd values are refused at once
         for each in route.parameters:
-            if each["in"] == "query" and rng.random() < 0.7:
+            if each["in"] == "query" and rng.random() < often:
                 valid = self._document.valid(each.get("schema", {}), rng)
                 query[each["name"]] = str(valid) if rng.random() < 0.4 else _plain(value(rng, 1))
         if "explain" in route.path and rng.random() < 0.7:

@@ -60,11 +60,14 @@ def test_one_client_does_not_hold_all_streams(tiny_file: Path) -> None:
     )
     with serving(*flags, model=tiny_file) as server, contextlib.ExitStack() as stack:
         asked = {"prompt": "x", "sampling": {"max_tokens": 1}}
-        run = server.ask("POST", "/api/runs", asked, headers=keys["alice"]).json()["runs"][0]
+        runs = {
+            name: server.ask("POST", "/api/runs", asked, headers=headers).json()["runs"][0]
+            for name, headers in keys.items()
+        }
 
         def follow(name: str) -> int:
             connection = stack.enter_context(contextlib.closing(server.connect()))
-            connection.request("GET", f"/api/trees/{run['tree']}/events", headers=keys[name])
+            connection.request("GET", f"/api/trees/{runs[name]['tree']}/events", headers=keys[name])
             return connection.getresponse().status
 
         statuses = [follow("mallory") for _ in range(140)]

@@ -32,7 +32,10 @@ def test_a_run_with_an_adapter_is_replayed_and_explained_with_it(place):
     assert command(place, "replay", "last", adapter).stdout.startswith("identical, 5 of 5 tokens")
     refused = command(place, "replay", "last")
     assert refused.returncode == 2 and "with the adapter sea" in refused.stderr
-    assert "has no adapter of this name" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert (
+        "has no adapter of this name: pass --adapter sea=PATH" in refused.stderr
+        and len(refused.stderr.splitlines()) == 1
+    )
     told = command(place, "explain", "last", "--step", "2", adapter)
     assert told.returncode == 0 and "What if" not in told.stdout, told.stderr
 

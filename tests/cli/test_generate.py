@@ -59,7 +59,7 @@ def test_the_op_set_can_be_chosen():
 def test_every_option_of_sampling_is_a_flag():
     from dataclasses import fields
 
-    shown = run("generate", "--help", env=os.environ | {"COLUMNS": "200"}).stdout
+    shown = run("generate", "--help-all", env=os.environ | {"COLUMNS": "200"}).stdout
     for field in fields(Sampling):
         flag = {"n": "samples"}.get(field.name, field.name.replace("_", "-"))
         assert f"--{flag} " in shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cli.terminal import on_terminal, run
 
@@ -23,6 +25,7 @@ COMMANDS = (
         "train export",
     ),
 )
+LONG = ("generate", "solve", "watch", "explain", "fork", "infill", "edit", "compare")
 GROUPS = (
     *("What to generate", "Choosing tokens", "Penalties", "Constraints", "Samples and beams", "When to stop"),
     *("Output and record", "Model and memory", "Options"),
@@ -57,8 +60,21 @@ def test_a_wrong_command_line_is_told_in_one_line(command, told):
     assert told in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [*LONG, "chat", "eval"])
+def test_a_long_help_has_the_common_options_and_the_way_to_all(command):
+    short, whole = (run(command, flag, COLUMNS="80").stdout for flag in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 90 and len(whole.splitlines()) > 120
+    assert max(map(len, whole.splitlines())) <= 80
+    options = [set(re.findall(r"^│ (?:-\w, )?(--(?!no-)[a-z-]+)", text, re.M)) for text in (short, whole)]
+    assert options[0] < options[1] and {"--temperature", "--help-all"} <= options[0]
+    assert "--epsilon-cutoff" in options[1] - options[0]
+    told = re.search(r"(\d+) more options: .* --help-all", short)
+    assert told is not None and int(told[1]) == len(options[1]) - len(options[0])
+    assert "more options" not in whole
+
+
 def test_options_of_generate_are_in_groups_in_this_order():
-    text = run("generate", "--help", COLUMNS="80").stdout
+    text = run("generate", "--help-all", COLUMNS="80").stdout
     titles = [line.strip("╭─╮ ") for line in text.splitlines() if line.startswith("╭")]
     assert titles == ["Arguments", *GROUPS]
     group = {}
@@ -77,7 +93,7 @@ def test_help_on_a_terminal_is_in_colours_and_has_the_same_words():
 
 
 def test_n_is_a_hidden_deprecated_name_of_samples():
-    assert "--n " not in run("generate", "--help").stdout
+    assert "--n " not in run("generate", "--help-all").stdout
     asked = ("generate", "Hi", "-n", "2", "--seed", "1", "--no-store")
     old, new = run(*asked, "--n", "2"), run(*asked, "--samples", "2")
     assert old.stdout == new.stdout and old.stdout.count("──") == 4

@@ -8,6 +8,8 @@ import xml.etree.ElementTree as ET
 import pytest
 from cli.terminal import on_terminal, run
 
+from glassloop import Run
+
 TIRED = "The cat sat on the mat because it was tired"
 
 
@@ -60,11 +62,23 @@ def test_a_run_is_looked_into_by_name(tmp_path):
     flags = ("--seed", "3", "-n", "4", "--trace", file)
     assert run("generate", "The capital of France is", *flags, GLASSLOOP_STORE=store).returncode == 0
     seen = [
-        run("lens", "layers", name, "--token", "4", "--json", GLASSLOOP_STORE=store)
+        run("lens", "layers", name, "--token", "2", "--json", GLASSLOOP_STORE=store)
         for name in ("last", file)
     ]
     assert seen[0].returncode == 0 and seen[0].stdout == seen[1].stdout
-    assert json.loads(seen[0].stdout)["follows"]["given"]
+    told = json.loads(seen[0].stdout)
+    # The number of a token is that of every other command: the third of the answer, after five of the prompt.
+    recorded = Run.load(file)
+    assert told["token"] == 5 + 2 and told["tokens"][-1]["id"] == recorded.tokens[2].id
+    assert told["follows"]["given"] and told["follows"]["text"] == recorded.tokens[3].piece
+    shown = run("lens", "attention", file, "-t", "2").stdout
+    assert f" · token 2 of the answer of run {recorded.id[:8]} · " in shown
+    in_prompt = run("lens", "attention", file, "-t", "France", "--prompt").stdout
+    assert "Where “ France” looks · token 3 of the prompt of run " in in_prompt
+    for wrong in (("-t", "4"), ("-t", "-10"), ("-t", "5", "--prompt"), ("-t", "qux", "--prompt")):
+        refused = run("lens", "layers", file, *wrong)
+        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+    assert "it is for the prompt of a run" in run("lens", "layers", TIRED, "--prompt").stderr
     text = json.loads(run("lens", "layers", "last", "--text", "--json", GLASSLOOP_STORE=store).stdout)
     assert [piece["text"] for piece in text["tokens"]] == ["last"]
 

@@ -48,6 +48,8 @@ def test_the_commands_of_the_document_work_and_without_the_plugin_the_error_name
     assert answer["sampling"]["stage_options"] == {"new_opening": {"length": 2}}
     assert answer["plugins"]["new_opening"]["file"] == "my_stages.py"
 
+    assert " · greedy, stage new_opening · " in in_place(place, generate).stderr
+
     told = in_place(place, explain)
     assert told.returncode == 0 and "new_opening" in told.stdout, told.stderr
     assert "What if stage_options={'new_opening': {'length': 1}}" in in_place(place, what_if).stdout
@@ -71,6 +73,13 @@ def test_the_commands_of_the_document_work_and_without_the_plugin_the_error_name
         assert re.search(r"made with plugin my_stages\.py \(sha256 .*and here it is my_stages\.py", said)
 
 
+def test_a_misspelt_stage_has_a_hint(place):
+    near = in_place(place, ["generate", "Hi", "--stages", "default,top_pp"])
+    assert "did you mean top_p? Register a stage of your own" in near.stderr
+    far = in_place(place, ["generate", "Hi", "--stages", "default,qqqqqq"])
+    assert re.search(r"the stages are .*, \w+\. Register a stage of your own", far.stderr)
+
+
 def test_a_bad_plugin_is_one_line(place):
     (place / "bad.py").write_text("1 / 0")
     failed = in_place(place, ["generate", "Hi", "--plugin", "bad.py"])
@@ -90,7 +99,8 @@ def test_an_exception_in_a_stage_is_shown_from_the_authors_own_line_on(place):
 
 def test_every_command_that_runs_stages_takes_a_plugin():
     for command in ("generate", "chat", "compare", "explain", "replay", "fork", "diff", "watch", "serve"):
-        shown = run(command, "--help", COLUMNS="300").stdout
+        flag = "--help" if command in ("replay", "diff", "serve") else "--help-all"
+        shown = run(command, flag, COLUMNS="300").stdout
         assert "--plugin" in shown and "with all your rights" in shown, command
 
 

@@ -109,7 +109,7 @@ def test_a_token_of_the_prompt_and_the_next_one_are_explained_too(store, place):
     done = run("explain", name, "--step", "8", "--new-luck")
     assert "…\ntoken 8 of run" in done.stdout and "to come\n" in done.stdout
     assert re.search(r"What if new luck: “.*”\.", done.stdout)
-    done = run("explain", name, "--prompt")
+    done = run("explain", name, "--prompt", "--step", "0")
     assert done.returncode == 2 and "before the first token of the prompt there are no logits" in done.stderr
 
 
@@ -180,6 +180,39 @@ def test_runs_are_shown_exported_and_removed(store, place):
     assert "removed 2 runs, 1 left" in run("runs", "rm", "--keep", "1", GLASSLOOP_STORE=other).stdout
 
 
+def test_without_a_step_the_most_surprising_token_is_explained(store, place):
+    tokens = Run.load(place / "a.glass").tokens
+    most = min(range(8), key=lambda step: tokens[step].raw_logprob)
+    plain, named = run("explain", "last", GLASSLOOP_STORE=store), ("explain", "last", "--step", str(most))
+    header, rest = plain.stdout.split("\n", 2)[1:]
+    assert header.startswith(f"token {most} of run") and "the most surprising one; --step N" in header
+    assert run(*named, GLASSLOOP_STORE=store).stdout.split("\n", 2)[2] == rest
+    told = json.loads(run("explain", "last", "--temperature", "0", "--json", GLASSLOOP_STORE=store).stdout)
+    assert told["step"] == most
+    refused = run("explain", "last", "--prompt", GLASSLOOP_STORE=store)
+    assert refused.returncode == 2 and "--prompt is given without --step" in refused.stderr
+    scored = str(place / "scored.glass")
+    assert run("generate", PROMPT, "-n", "1", "--prompt-logprobs", "2", "--trace", scored).returncode == 0
+    of_prompt = json.loads(run("explain", scored, "--prompt", "--json").stdout)
+    records = Run.load(scored).prompt_tokens
+    assert records[of_prompt["step"] - 1].raw_logprob == min(each.raw_logprob for each in records)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ([], "temperature=0.5 (the model's default), seed=3, max_tokens=2"),
+        (["--temperature", "1"], "temperature=1.0, seed=3, max_tokens=2"),
+        (["--temperature", "0", "--top-p", "0.9"], "temperature=0.0, top_p=0.9, seed=3, max_tokens=2"),
+        (["--no-model-defaults"], "temperature=1.0, seed=3, max_tokens=2"),
+    ],
+)
+def test_a_run_shows_its_temperature_always(tmp_path, flags, line):
+    environment = {"GLASSLOOP_STORE": str(tmp_path / "runs.db")}
+    assert run("generate", "Hi", "-n", "2", "--seed", "3", *flags, **environment).returncode == 0
+    assert f"\noptions  {line}\n" in run("runs", "show", "last", **environment).stdout
+
+
 def test_the_worst_tokens_are_the_most_surprising_and_the_luckiest(store, place):
     tokens = Run.load(place / "a.glass").tokens
     done = run("runs", "worst", "last", "--count", "3", "--json", GLASSLOOP_STORE=store)
@@ -191,7 +224,21 @@ def test_the_worst_tokens_are_the_most_surprising_and_the_luckiest(store, place)
     lucks = [each["luck"] for each in told["lucky"]]
     assert lucks == sorted(lucks, reverse=True) and all(each["rank_after"] > 1 for each in told["lucky"])
     shown = run("runs", "worst", str(place / "a.glass"), "-c", "1").stdout
-    assert re.search(rf"\n *{likely[0]}  “{re.escape(tokens[likely[0]].piece)}”", shown) and " bits " in shown
+    row = re.search(rf"\n *{likely[0]}  (.*)", shown)
+    assert row is not None and f"“{tokens[likely[0]].piece}”" in row[1] and " bits " in row[1]
+    # Each token is shown with the words around it, which are those of the text.
+    for each in told["surprising"] + told["lucky"]:
+        near = each["before"].lstrip("…") + tokens[each["step"]].text + each["after"].rstrip("…")
+        assert near in "".join(token.text for token in tokens)
+    unlikely = [step for step in range(8) if tokens[step].raw_logprob < log(0.01)]
+    first = told["first_unlikely"]
+    assert (None if first is None else first["step"]) == next(iter(unlikely), None)
+    said = (
+        f"first left the rails at token {unlikely[0]},"
+        if unlikely
+        else "No token has a probability below 1 %"
+    )
+    assert said in shown
     greedy = run(
         "generate", PROMPT, "-n", "3", "--temperature", "0", GLASSLOOP_STORE=str(place / "greedy.db")
     )

@@ -5,10 +5,15 @@ numbers. `test_chaos.py` has the long tests.
 from __future__ import annotations
 
 import os
+import re
 import signal
+import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from cluster.clients import KINDS
@@ -128,3 +133,59 @@ def test_searches_and_edits_are_computed_by_replicas(cluster, single):
     ]
     wrong = cluster.post("/api/edits/infill", {**body, "proposer": "diffusion", "method": "metropolis"})
     assert wrong.status_code == 400, wrong.text  # the error of the function, through Ray
+
+
+# ── ports, the token, the end ──────────────────────────────────────────────────────────────────────────────
+
+
+def processes_of(server: Server) -> list:
+    import psutil  # Ray has it
+
+    return [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+
+
+def listening(server: Server) -> set[tuple[str, int]]:
+    """Returns the addresses and ports at which a server and its Ray listen, but for the server's own."""
+    found = {
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for process in processes_of(server)
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == "LISTEN"
+    }
+    return found - {("127.0.0.1", int(server.url.rpartition(":")[2]))}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the processes of others")
+def test_ray_listens_on_this_machine_alone_with_a_private_token_and_ends_with_the_server():
+    import psutil
+
+    with serving("--replicas", "1", "--kv-memory", "100MB") as server:
+        ports = listening(server)
+        assert {address for address, _ in ports} == {"127.0.0.1"}, ports
+        named = re.search(
+            r"Ray listens on 127\.0\.0\.1 \(ports ([\d, ]+)\) and needs its token", server.first_line
+        )
+        assert named, server.first_line
+        assert {int(port) for port in named[1].split(", ")} <= {port for _, port in ports}
+        assert len(named[1].split(", ")) >= 5
+        raylets = [process for process in processes_of(server) if process.name() == "raylet"]
+        (environ,) = [process.environ() for process in raylets]
+        assert environ["RAY_AUTH_MODE"] == "token"
+        file = Path(environ["RAY_AUTH_TOKEN_PATH"])
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
+        started = processes_of(server)
+        assert server.end() == 0
+        _, alive = psutil.wait_procs(started, timeout=5)
+        assert not alive and not file.parent.exists()
+
+
+@pytest.mark.parametrize("mode", ["disabled", "k8s"])
+def test_no_ray_is_started_without_a_token(mode):
+    command = [sys.executable, "-m", "glassloop", "serve", "--replicas", "1", "--port", "0", "--no-store"]
+    printed = subprocess.run(
+        command, env=os.environ | {"RAY_AUTH_MODE": mode}, capture_output=True, text=True, timeout=120
+    )
+    assert printed.returncode != 0
+    assert "RAY_AUTH_MODE is" in printed.stderr and len(printed.stderr.strip().splitlines()) == 1

@@ -7,20 +7,23 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 
 import httpx2 as httpx
 import pytest
 import uvicorn
+from attacks.two_keys import Things, seen, walk
 from cluster.local import LocalTransport
 from hostile.tiny import write_tiny
+from server.in_process import KEYS, Place, serving
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
 from waiting import wait_until
 
 from glassloop import LLM, Sampling
 from glassloop.cluster.engine import ClusterEngine
-from glassloop.cluster.many_models import ManyModels
 from glassloop.server.app import make_app
+from glassloop.server.many_models import ManyModels
+from glassloop.server.operation.clients import client_of, remember_key
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import Settings
 from glassloop.server.service import Service
@@ -160,6 +163,31 @@ def _remembered(loop) -> list[str]:
     return [id for recent in loop._recent_runs._owners.values() for id in recent._pieces]
 
 
+def _client(key: str) -> str:
+    scope = {"type": "http"}
+    remember_key(scope, key.encode())
+    return client_of(HTTPConnection(scope))
+
+
+def test_keys_are_kept_apart_behind_replicas(model):
+    """No route tells anything of another key, and a deletion leaves what replicas have cached for others."""
+    site = Site(model, api_keys=KEYS)
+    try:
+        app = make_app(site.service)
+        with serving(app) as url, LLM(model, kv_memory="8MB") as llm:
+            place = Place(site.service, app, url)
+            things = Things(place.alice, llm)
+            assert walk(place, things, lambda: seen(place.alice, things)) > 300
+            site.transport.by_turns = True
+            texts = [client.run(PROMPT * 3) for client in (place.alice, place.mallory) for _ in range(2)]
+            for run in texts[2:]:
+                place.mallory.delete(run)
+            for _ in range(2):  # one for each replica
+                assert place.alice.run(PROMPT * 3)["usage"]["cached_tokens"] > 0
+    finally:
+        site.close()
+
+
 def test_replicas_know_the_owner_of_a_request(model):
     site, letters = Site(model, api_keys=("one", "two")), {"allowed_token_ids": [97, 98, 99]}
     try:
@@ -175,7 +203,7 @@ def test_replicas_know_the_owner_of_a_request(model):
                     assert answer.status_code < 300, answer.text
             loops = [each.llm.engine.loop for each in site.transport.replicas.values()]
             owners = {owner for loop in loops for owner in loop._recent_runs._owners}
-            assert owners == {f"key {sha256(key.encode()).hexdigest()[:16]}" for key in ("one", "two")}
+            assert owners == {_client(key) for key in ("one", "two")}
     finally:
         site.close()
 

@@ -105,6 +105,7 @@ def test_the_token_is_there_before_ray_is_imported_and_not_for_another_cluster(m
         seen.append((address, "ray" in sys.modules, os.environ.get("RAY_AUTH_TOKEN_PATH")))
         yield []
 
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # other tests may have imported it
     monkeypatch.setattr(start, "need_ray", lambda: None)
     monkeypatch.setattr(start, "_engines", started)
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):

@@ -135,6 +135,7 @@ def _settings(rng: Rng, without: Collection[str], crowded: bool) -> Op:
         "rows_beside": int(rng.choice([1, 7, 128])),
         "scored_rows": int(rng.choice([1, 5, 64])),
         "too_many_to_guess": int(rng.choice([1, 3, 32])),
+        "uneven": float(rng.choice([0, 0, 0.02, 0.2])),
     }
     if crowded:
         made |= {"pages": int(rng.choice([9, 10, 12])), "most_running": int(rng.integers(3, 9))}

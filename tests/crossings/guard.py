@@ -11,7 +11,7 @@ from crossings.draw import Scenario
 from crossings.laws import Broken, Judge
 from crossings.play import play
 
-LIMIT = 60.0  # seconds that a scenario may take; most take about a tenth of one
+LIMIT = 180.0  # seconds that a scenario may take; most take about a tenth of one
 
 
 @dataclass(frozen=True)

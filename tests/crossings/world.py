@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from threading import Lock
 from typing import Any
 
@@ -30,6 +31,7 @@ from glassloop.engine.logits import RowCache
 from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.thread import EngineThread
+from glassloop.engine.turns import Turns
 from glassloop.model.adapter import Adapter
 from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.transformer import Transformer
@@ -131,6 +133,7 @@ class World(LLM):
         made = Loop(self.transformer, self.tokenizer, self._pieces.__getitem__, memory, running, drafting)
         # Whether a draft pays is measured. Here it always does, so that a scenario has the same drafts again.
         made._step_cost.cost = lambda rows: 1.0  # type: ignore[method-assign]
+        _simulate_time(made.scheduler.turns, settings.get("uneven", 0.0))
         return made
 
     def add_adapter(self, name: str) -> None:
@@ -138,6 +141,21 @@ class World(LLM):
         adapter = adapter_named(name)
         number = self.transformer.load_adapter(adapter)
         self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
+
+
+def _simulate_time(turns: Turns, uneven: float) -> None:
+    """Makes a step take as long as its rows say, for a scenario to have the same plans again; this share of
+    the steps takes much longer, as if the process had lost its core."""
+    spent, charge, random = turns.spent, turns.charge, Random(7)
+
+    def simulated(_: float) -> None:
+        factor = random.uniform(10, 1000) if random.random() < uneven else 1.0
+        spent((1e-4 + 2e-5 * turns.rows) * factor)
+
+    def charged(owner: str, stages: Mapping[str, float]) -> None:
+        charge(owner, dict.fromkeys(stages, 1e-4))
+
+    turns.spent, turns.charge = simulated, charged  # type: ignore[method-assign]
 
 
 def alone(variant: Mapping[str, Any]) -> World:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from decode.naive import recorded
@@ -10,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import ModelError, Sampling, SamplingError
-from glassloop.decode import chain
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.rules import Action
@@ -125,22 +126,22 @@ def test_an_op_set_that_follows_no_rules_about_whole_rows_is_not_asked_to(stage_
     same(limited.choose(row(3)), chosen)
 
 
-def test_a_slow_stage_is_reported_once(monkeypatch, caplog):
-    monkeypatch.setattr(chain, "SLOW", -1.0)
+def test_the_time_of_own_stages_is_noted_by_name_for_all_branches():
     try:
 
         @stage("unhurried", kind="mask")
         def unhurried(candidates, step):
+            time.sleep(0.002)
             return candidates
 
         decoder = Decoder(Sampling(top_p=0.9, stages=["default", "unhurried"]), VOCAB, 5)
         for seed in range(3):
-            decoder.choose(row(seed))
+            decoder.fork(seed).choose(row(seed))
     finally:
         REGISTER.pop("unhurried", None)
-        chain._slow.discard("unhurried")
-    (told,) = caplog.messages
-    assert "stage 'unhurried' took" in told
+    noted = decoder.step.own_time.take()
+    assert list(noted) == ["unhurried"] and noted["unhurried"] >= 0.006
+    assert decoder.step.own_time.take() == {}
 
 
 def test_a_grammar_is_forked_and_rewound():

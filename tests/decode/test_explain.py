@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -14,11 +15,37 @@ from decode.words import EOS, tokenizer
 from glassloop import Sampling, SamplingError
 from glassloop.cli.explain import print_reasons
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.explain import explain
+from glassloop.decode.explain import Explanation, explain
+from glassloop.decode.explain_text import race_table
 from glassloop.decode.sentence import BeamRank, ordinal
 from glassloop.ops import choose_ops
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))
+
+
+def check_sums(told: Explanation) -> None:
+    """Checks that each row of the race adds up as it is shown, to the last digit, and that no number is more
+    than a hundredth off."""
+    table = race_table(told)
+    places = [table.header.index(name) for name in ("luck", "score")]
+    for row, racer in zip(table.rows, told.candidates, strict=True):
+        logit, luck, score = row[places[0] - 1], row[places[0]], row[places[1]]
+        if racer.score is None:
+            assert logit == score == ""
+            continue
+        assert Decimal(logit) + Decimal(luck) == Decimal(score)
+        shown = (racer.logit, float(logit)), (racer.luck, float(luck)), (racer.score, float(score))
+        assert all(abs(exact - rounded) < 0.0101 for exact, rounded in shown)
+
+
+@pytest.mark.parametrize("name", ["reference", NATIVE])
+def test_the_race_can_be_checked_with_a_calculator(name):
+    random, ops = np.random.default_rng(6), choose_ops(name).rows
+    for case in range(50):
+        temperature = float(random.choice([0.1, 0.5, 1.0, 1.7]))
+        told = explain(random_logits(random, 90), [1, 2], Sampling(temperature=temperature), case, ops=ops)
+        for racer in told.candidates:
+            assert racer.raw_logit / temperature + racer.luck == pytest.approx(racer.score, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["reference", NATIVE])
@@ -55,6 +82,7 @@ def test_it_says_what_happened_whatever_was_asked_for(name):
             for racer in told.candidates
         )
         json.dumps(told.to_dict(), allow_nan=False)
+        check_sums(told)
         explained += 1
     assert explained > 300
 
@@ -241,7 +269,9 @@ def test_printed_it_is_what_the_terminal_shows(capsys):
     assert lines[0].split() == ["stage", "left", "mass", "kept", "removed", "moved"]
     assert [line.split()[0] for line in lines[1:4]] == ["logit_bias", "temperature", "top_k"]
     assert re.fullmatch(r"top_k +3 +\d\d\.\d % +2: “<\d>”, “<\d>”", lines[3])
-    assert lines[5].split() == ["token", "rank", "model", "after", "stages", "luck", "score"]
+    header = re.split(r" {2,}", lines[5].strip())
+    assert header[3:] == ["after stages", "logit ÷ temperature", "luck", "score"]
+    assert lines[5].split()[:3] == ["token", "rank", "model"]
     assert [line.split()[0] for line in lines[6:]] == [f"“{racer.text}”" for racer in told.candidates]
     assert sum("removed by top_k" in line for line in lines) == 2
     assert str(explain(LOGITS, [1], Sampling(), 7)).count("\n\n") == 2  # no stages, no table of them

@@ -261,7 +261,10 @@ def test_a_stage_of_a_module_has_the_hash_of_its_file_and_one_of_a_console_none(
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("x = 1", "registers no stage; a function with @stage is expected"),
+        (
+            "x = 1",
+            "registers no stage; a function with @stage or @verifier, or a class with @search_method",
+        ),
         ("import glassloop\n1 / 0", "line 2: ZeroDivisionError: division by zero"),
         ("def f(:", "line 1: SyntaxError"),
         (b"\xff = 1", "SyntaxError"),

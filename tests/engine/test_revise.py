@@ -175,7 +175,7 @@ def test_options_that_make_no_sense_are_refused(options):
 def test_a_continued_run_that_is_taken_back_stays_among_its_samples():
     llm = SmallLLM()
     engine, sampling = llm.engine.loop, replace(SAMPLING, n=2, ignore_eos=True)
-    whole = llm.generate(PROMPT, sampling).samples
+    whole = SmallLLM().generate(PROMPT, sampling).samples  # the other one's thread must not start
     asked = llm.prepare(PROMPT, sampling)
     engine.add(asked)
     for _ in range(4):

@@ -37,10 +37,12 @@ def test_a_file_of_prompts_and_answers(tmp_path: Path) -> None:
         {"prompt": "1+1?", "answer": 2},
         {"messages": [{"role": "user", "content": "10*100?"}], "answer": "$1,000", "id": "x", "group": "b"},
         {"prompt": "Code", "tests": ["assert f() == 1"]},
+        {"question": "2+2?", "answer": "4"},
     )
     task = find_task(str(path), extract="number")
-    assert [item.id for item in task.items] == ["0", "x", "2"]
-    assert [item.answer for item in task.items] == ["2", "1000", None]
+    assert [item.id for item in task.items] == ["0", "x", "2", "3"]
+    assert [item.answer for item in task.items] == ["2", "1000", None, "4"]
+    assert task.items[3].question == "2+2?"
     assert task.correct(task.items[0], "it is 2.0", task.value(task.items[0], "it is 2.0"))
     assert task.items[2].verify is not None and task.items[2].verify("def f(): return 1").passed
 
@@ -74,6 +76,7 @@ def test_choices_are_named_by_text_letter_or_number(tmp_path: Path) -> None:
         ({"prompt": "x", "answer": "x", "anwser": 1}, "item 1: anwser is not a field"),
         ({"prompt": "x", "answer": "z", "choices": ["a", "b"]}, "item 1: answer is 'z'; one of the choices"),
         ({"prompt": "x", "answer": True}, "answer is True"),
+        ({"prompt": "x", "question": "x", "answer": 1}, "question is given beside prompt"),
         ({"prompt": "x", "tests": "assert 1", "answer": "x"}, "tests is given beside answer"),
         ([1], "line 1: is \\[1\\]; an object is expected"),
     ],

@@ -123,6 +123,10 @@ def test_wrong_magic_and_version(good_gguf, tmp_path):
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGML" + good_gguf[4:])
     assert "magic" in _refused(path)
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    assert "a Git LFS pointer" in _refused(path)
+    path.write_bytes(b"\n<!DOCTYPE html>\n<html><title>Sign in</title></html>")
+    assert "an HTML page" in _refused(path)
     path.write_bytes(good_gguf[:4] + struct.pack(">I", 3) + good_gguf[8:])
     assert "version" in _refused(path)
 

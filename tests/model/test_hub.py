@@ -280,3 +280,12 @@ def test_no_choice_ever_holds_a_pickle_or_a_name_that_leaves_the_folder(files: l
         assert "/" not in file or file == choice.main
     if choice.main:
         assert not any(file.endswith(".safetensors") for file in files if "/" not in file)
+
+
+def test_all_parts_of_a_gguf_model_are_chosen():
+    parts = [f"q4/m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for named in (None, parts[0], parts[2]):
+        choice = choose(HubName("lab", "any", file=named), [*parts, "README.md"])
+        assert {*parts} <= {*choice.files} and choice.main == (named or parts[0])
+    with pytest.raises(RegistryError, match="does not have all 3 parts"):
+        choose(HubName("lab", "any", file=parts[0]), parts[:2])

@@ -9,7 +9,7 @@
 #include "choosing.h"
 
 int gl_select_kernels(const char *name);
-int64_t gl_pack_size(int format, int64_t out, int64_t in, gl_matrix *m);
+int64_t gl_pack_size(gl_matrix *m);
 void gl_pack(gl_pack_job *jobs, int64_t count);
 int64_t gl_progress_bytes(int32_t ops);
 int gl_run(const gl_program *program, void *memory, float *scratch, int64_t scratch_size, gl_fault *fault);
@@ -55,10 +55,13 @@ int main(int count, char **arguments) {
     int64_t batches = number(), longest = number(), tables = number();
     gl_matrix *matrix = calloc((size_t)matrices + 1, sizeof *matrix);
     for (int64_t i = 0; i < matrices; i++) {
-        int64_t format = number(), out = number(), in = number(), bytes = number();
-        uint8_t *raw = take(bytes);
-        uint8_t *packed = calloc(1, (size_t)gl_pack_size((int)format, out, in, &matrix[i]) + 64);
-        gl_pack(&(gl_pack_job){raw, packed, &matrix[i], (int32_t)format, 0}, 1);
+        int64_t format = number(), row_bytes = number();
+        gl_matrix *about = take(sizeof *about);
+        uint8_t *raw = take(about->out * row_bytes), *packed = calloc(1, (size_t)gl_pack_size(about) + 64);
+        matrix[i] = *about;
+        matrix[i].data = packed;
+        gl_pack(&(gl_pack_job){raw, packed, &matrix[i], matrix[i].out, row_bytes, (int32_t)format, 0}, 1);
+        free(about);
         free(raw);
     }
     float **vector = calloc((size_t)vectors + 1, sizeof *vector);

@@ -26,6 +26,8 @@ from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
 
 FLOATS = ("F32", "F16", "BF16")
+# Where the float16 scale of a block lies, if not at its beginning.
+_SCALE_AT = {"Q6_K": (208, 210), "Q2_K": (80, 82), "Q3_K": (108, 110), "TQ1_0": (52, 54), "TQ2_0": (64, 66)}
 
 
 def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
@@ -95,19 +97,33 @@ def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], f
         )
     raw = rng.integers(0, 256, (values.size // format.block_values, format.block_bytes), np.uint8)
     # Random codes, but scales of a size that keeps the numbers tame.
-    scales = {"Q6_K": slice(208, 210)}.get(format.name, slice(0, 2))
     small = 0.02 / np.sqrt(shape[-1]) * (0.02 if format.name.endswith("_K") else 1)
-    raw[:, scales] = np.full((len(raw), 1), small, np.float16).view(np.uint8)
+    if format.table:
+        steps = 16 if format.scale == "steps" else 1
+        small = 0.7 / np.sqrt(shape[-1]) / (max(map(abs, format.table)) * format.factor * steps)
+    half = np.full((len(raw), 1), small, np.float16).view(np.uint8)
+    if format.name == "IQ1_M":  # in the highest bits of four words
+        raw[:, 49::2] = (
+            raw[:, 49::2] & 15 | np.stack([half[:, 0], half[:, 0] >> 4, half[:, 1], half[:, 1] >> 4], 1) << 4
+        )
+    elif format.name == "MXFP4":
+        raw[:, 0] = 127 + int(np.log2(small))
+    elif format.name == "NVFP4":
+        raw[:, :4] = rng.integers(1, 12, (len(raw), 4))
+    else:
+        raw[:, slice(*_SCALE_AT.get(format.name, (0, 2)))] = half
     if format.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         raw[:, 2:4] = np.full(
             (len(raw), 1), small * (1 if format.name.endswith("_K") else -4), np.float16
         ).view(np.uint8)
+    if format.name == "Q2_K":
+        raw[:, 82:84] = half
     return Tensor(name, shape, format, raw.reshape(-1))
 
 
-def random_model(rng: np.random.Generator) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Returns a random config and weights for it, all in one random format."""
-    format = FORMATS[str(rng.choice(list(FORMATS)))]
+def random_model(rng: np.random.Generator, name: str | None = None) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Returns a random config and weights for it, all in one format, of this name or random."""
+    format = FORMATS[name or str(rng.choice(list(FORMATS)))]
     config = random_config(rng, format.block_values)
     return config, {name: random_tensor(rng, name, shape, format) for name, shape in config.shapes().items()}
 

@@ -14,7 +14,7 @@ from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.ops import NativeOps
-from glassloop.ops.native.packer import NativeMatrix
+from glassloop.ops.native.packer import NativeMatrix, arrange, layout_of
 from glassloop.ops.protocol import LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -33,9 +33,12 @@ class RecordingOps(NativeOps):
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         made = super().matrix(tensor)
-        raw = np.ascontiguousarray(tensor.data).tobytes()
-        about = pack("4q", tensor.format.gguf_id, *tensor.shape, len(raw))
-        self.matrices[ctypes.addressof(made.layout)] = about + raw
+        raw = np.ascontiguousarray(tensor.data)
+        if tensor.format.table:
+            raw = arrange(tensor.format, raw.reshape(-1, tensor.format.block_bytes))
+        layout = layout_of(tensor.shape, tensor.format)
+        about = pack("2q", tensor.format.gguf_id, raw.size // tensor.shape[0]) + bytes(layout)
+        self.matrices[ctypes.addressof(made.layout)] = about + raw.tobytes()
         return made
 
     def adapt(self, y: Any, x: Any, adapters: Any, parts: Sequence[LowRank | None]) -> Any:

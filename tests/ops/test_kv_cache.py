@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from engine.small import model
 
-from glassloop.model.transformer import Transformer
+from glassloop.model.transformer import cache_groups
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps
@@ -53,10 +53,7 @@ def _layer(window):
     ],
 )
 def test_groups_have_one_window_and_the_same_number_of_layers(windows, groups, layers):
-    of = Transformer.__new__(Transformer)
-    of.drafter = None
-    of.config = replace(model().config, layers=tuple(_layer(window) for window in windows))
-    specs, places = of._cache_groups()
+    specs, places = cache_groups([_layer(window).mixer.cache for window in windows])
     assert [spec.window for spec in specs] == groups and {spec.layers for spec in specs} == {layers}
     assert [specs[group].window for group, _ in places] == windows
     assert len(set(places)) == len(windows) and {layer for _, layer in places} == set(range(layers))

@@ -94,11 +94,11 @@ def _run(driver: list[str], instructions: str, file: Path) -> bytes:
     return subprocess.run([*driver, instructions, str(file)], check=True, capture_output=True).stdout
 
 
-def _random(seed: int, file: Path) -> bytes:
+def _random(seed: int, file: Path, format: str | None = None) -> bytes:
     """Records a random model with two batches, those of odd seeds with adapters. Returns the logits of the
     first."""
     rng = np.random.default_rng(seed)
-    config, weights = random_model(rng)
+    config, weights = random_model(rng, format)
     model = Transformer(config, weights, RecordingOps())
     branches = int(rng.integers(1, 5))
     prompts = [rng.integers(0, config.vocab_size, rng.integers(1, 70)).tolist() for _ in range(branches)]
@@ -136,6 +136,12 @@ def _check(here: list[str], driver: list[str], names: Sequence[str], file: Path,
 @pytest.mark.parametrize("seed", range(6))
 def test_random_models_on_arm_have_the_same_bits(seed, here, arm, tmp_path):
     _check(here, arm, ARM, tmp_path / "recording", _random(seed, tmp_path / "recording"))
+
+
+# One format for each way in which codes of a table and their scales are stored: docs/ops.md.
+@pytest.mark.parametrize("format", ["IQ4_NL", "NVFP4", "MXFP4", "IQ4_XS", "IQ2_XS", "Q2_K", "TQ2_0"])
+def test_table_formats_on_arm_have_the_same_bits(format, here, arm, tmp_path):
+    _check(here, arm, ARM, tmp_path / "recording", _random(0, tmp_path / "recording", format))
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize as gguf_dequantize
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop.model.gguf import GGUFFile
@@ -22,14 +22,57 @@ def _assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert ours[numbers].tobytes() == theirs[numbers].tobytes()
 
 
+def _expected(name: str, raw: np.ndarray) -> np.ndarray:
+    if name == "Q1_0":  # of which the package knows only the size: a scale, and a bit for each sign
+        blocks = raw.reshape(-1, 18)
+        signs = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32) * 2 - 1
+        return (blocks[:, :2].copy().view(np.float16).astype(np.float32) * signs).reshape(-1)
+    return gguf_dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(-1)
+
+
 @pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 40))
 def test_random_blocks_equal_the_gguf_package(name, seed, blocks):
     format = FORMATS[name]
     raw = np.random.default_rng(seed).integers(0, 256, blocks * format.block_bytes, np.uint8)
     with np.errstate(all="ignore"):
-        theirs = gguf_dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(-1)
-        _assert_same_bits(dequantize(format, raw), theirs)
+        _assert_same_bits(dequantize(format, raw), _expected(name, raw))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_blocks_of_special_values_equal_the_gguf_package(name, data):
+    """Bytes of which infinities, NaN, zeros of both signs, the smallest numbers and the outermost codes
+    consist."""
+    format = FORMATS[name]
+    special = st.sampled_from([0x00, 0x01, 0x03, 0x7B, 0x7C, 0x7E, 0x7F, 0x80, 0x81, 0xFB, 0xFC, 0xFF])
+    size = format.block_bytes * 2
+    raw = np.array(data.draw(st.lists(special, min_size=size, max_size=size)), np.uint8)
+    with np.errstate(all="ignore"):
+        _assert_same_bits(dequantize(format, raw), _expected(name, raw))
+
+
+@pytest.mark.parametrize("name", ["MXFP4", "NVFP4"])
+def test_every_scale_of_a_byte_equals_the_gguf_package(name):
+    format = FORMATS[name]
+    raw = np.random.default_rng(0).integers(0, 256, (256, format.block_bytes), np.uint8)
+    raw[:, : format.block_bytes - format.block_values // 2] = np.arange(256, dtype=np.uint8)[:, None]
+    with np.errstate(all="ignore"):
+        _assert_same_bits(dequantize(format, raw.reshape(-1)), _expected(name, raw.reshape(-1)))
+
+
+@pytest.mark.parametrize(
+    "format", [each for each in FORMATS.values() if each.table], ids=lambda each: each.name
+)
+def test_codes_are_places_in_the_table(format):
+    """In any block: the kernels look codes up without asking."""
+    raw = np.random.default_rng(0).integers(0, 256, (500, format.block_bytes), np.uint8)
+    codes = format.take_apart(raw).codes
+    assert codes.dtype == np.uint8 and codes.max() < len(format.table) <= 16
+    assert codes.shape[2] == format.group or format.name == "Q1_0"
+    assert all(-127 <= value <= 127 for value in format.table)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -528,7 +528,7 @@ def check_packed() -> None:
     half precision, and a model with them gives nearly the logits of the reference, with few rows and with
     many."""
     rng = np.random.default_rng(0)
-    formats = [each for each in FORMATS.values() if each.take_apart is not None]
+    formats = [each for each in FORMATS.values() if each.take_apart and not each.table]
     for format in formats:
         tensor = random_tensor(rng, "random", (16, 1280), format)
         packed = pack(tensor)
@@ -608,7 +608,7 @@ def check_packed() -> None:
 def _packed_values(tensor: Any) -> torch.Tensor:
     """Returns the values of a quantized tensor with scales and middles in half precision."""
     stored = tensor.format
-    codes, scale, lowest = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
+    codes, scale, lowest, *_ = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
     codes, scale = codes.astype(np.float32), scale.reshape(*codes.shape[:2], 1)
     middle = np.zeros_like(scale)
     if lowest is not None:

@@ -65,3 +65,5 @@ def test_a_model_with_an_adapter_is_listed_and_answers(served, llm, folder):
 def test_an_unknown_adapter_is_refused(served, fields, status, field):
     answer = served.post("/v1/completions", {**OPTIONS, **fields})
     assert answer.status_code == status and answer.json()["error"]["param"] == field, answer.text
+    if status == 404:  # the message has all names
+        assert f"'{MODEL}', '{MODEL}:sea', '{MODEL}:land'" in answer.json()["error"]["message"]

@@ -172,7 +172,10 @@ def test_the_worst_tokens_are_those_of_the_terminal(server, llm):
     run = llm.generate(FRANCE, Sampling(max_tokens=24, seed=1, temperature=1.3, ignore_eos=True))
     in_terminal = worst_to_dict(run.tokens, 4)
     assert len(told["surprising"]) == 4 and told["lucky"]
-    for kind in ("surprising", "lucky"):
+    assert told["first_unlikely"] is not None
+    for kind in (told, in_terminal):
+        kind["first"] = [kind["first_unlikely"]]
+    for kind in ("surprising", "lucky", "first"):
         for mine, theirs in zip(told[kind], in_terminal[kind], strict=True):
             assert mine.pop("bytes") == run.tokens[mine["index"]].bytes.hex()
             assert mine.pop("index") == theirs.pop("step")

@@ -106,10 +106,11 @@ def test_best_of_gives_the_likeliest(client, llm):
     best = sorted(runs, key=lambda run: -run.logprob / len(run.tokens))[:2]
     assert [choice.text for choice in answer.choices] == [run.text for run in best]
     assert answer.usage.completion_tokens == sum(len(run.tokens) for run in runs)
-    for wrong in ({"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}):
+    wrongs = ({"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}, {"best_of": 4, "n": 0})
+    for wrong in wrongs:
         with pytest.raises(BadRequestError) as caught:
             list(complete(client, **wrong))
-        assert caught.value.body["param"] == "best_of"
+        assert caught.value.body["param"] == ("best_of" if wrong.get("n") != 0 else "n")
 
 
 def test_completions_stream_the_same(client):

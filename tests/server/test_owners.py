@@ -4,15 +4,11 @@ asks for the drafts, the records and the cached tokens of a text that was delete
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx2 as httpx
 import pytest
-import uvicorn
 from hostile.tiny import write_tiny
 
 from glassloop import LLM, Sampling
@@ -20,6 +16,7 @@ from glassloop.server.app import make_app
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import Settings
 from glassloop.server.service import Service
+from server.in_process import Client, serving
 
 BEGINNING = "bcdefghijklmnop" * 3
 SECRET = "Zebra 7741 Quartz"
@@ -40,58 +37,22 @@ def llm(model) -> Iterator[LLM]:
         yield made
 
 
-class Client:
-    """A client of the server with a key, or an address, of its own."""
-
-    def __init__(self, url: str, owner: str, number: int) -> None:
-        address = f"127.0.0.{number}" if owner == "address" else None
-        headers = {"Authorization": f"Bearer key-{number}"} if owner == "key" else {}
-        transport = httpx.HTTPTransport(local_address=address)
-        self.http = httpx.Client(base_url=url, headers=headers, transport=transport, timeout=60)
-
-    def ask(self, path: str, body: dict[str, Any]) -> Any:
-        answer = self.http.post(path, json=body)
-        assert answer.status_code < 300, answer.text
-        return answer.json()
-
-    def run(self, prompt: str, **sampling: Any) -> dict[str, Any]:
-        """Returns the whole record of a run, once it has ended."""
-        body = {"prompt": prompt, "sampling": {"max_tokens": 4, "seed": 1, **sampling}}
-        return self.ended(self.ask("/api/runs", body)["runs"][0]["id"])
-
-    def ended(self, id: str) -> dict[str, Any]:
-        while True:
-            found = self.http.get(f"/api/runs/{id}").json()
-            if found["status"] not in ("waiting", "running"):
-                return self.http.get(f"/api/runs/{id}").json()  # the first may have been read too early
-            time.sleep(0.01)
-
-    def delete(self, run: dict[str, Any]) -> None:
-        assert self.http.delete(f"/api/runs/{run['id']}").status_code == 204
-
-
 @contextmanager
-def serving(llm: LLM, owner: str) -> Iterator[tuple[Client, Client]]:
+def serving_clients(llm: LLM, owner: str) -> Iterator[tuple[Client, Client]]:
     keys = ("key-1", "key-2") if owner == "key" else ()
     service = Service(llm, Settings("tiny", api_keys=keys), Log())
-    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield tuple(Client(f"http://127.0.0.1:{port}", owner, number) for number in (1, 2))
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        service.pools.close()
+    with serving(make_app(service)) as url:
+        if owner == "key":
+            yield Client(url, keys[0]), Client(url, keys[1])
+        else:
+            yield Client(url, address="127.0.0.1"), Client(url, address="127.0.0.2")
+    service.pools.close()
 
 
 @pytest.fixture(params=OWNERS)
 def clients(request, llm) -> Iterator[tuple[Client, Client]]:
     """Two clients of a server that knows nothing yet."""
-    with serving(llm, request.param) as made:
+    with serving_clients(llm, request.param) as made:
         yield made
 
 

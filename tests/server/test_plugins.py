@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from engine.test_own_stages import BLOCKS, PLUGIN
+from waiting import wait_until
 
 from server.conftest import serving
 
 MESSAGES = [{"role": "user", "content": "Tell me about cats."}]
 OWN = {"stages": ["default", "new_opening"], "stage_options": {"new_opening": {"length": 2}}}
 
+UNHURRIED = """
+import time
+
+@stage("unhurried", kind="mask")
+def unhurried(candidates, step):
+    time.sleep(0.06)
+    return candidates
+"""
+
 
 @pytest.fixture(scope="module")
 def with_plugin(tmp_path_factory):
     path = tmp_path_factory.mktemp("plugin") / "my_stages.py"
-    path.write_text(PLUGIN)
+    path.write_text(PLUGIN + UNHURRIED)
     with serving("--kv-memory", "500MB", "--plugin", str(path)) as started:
         yield started
 
@@ -22,9 +35,9 @@ def with_plugin(tmp_path_factory):
 def test_the_request_of_the_document_runs_the_stage(with_plugin):
     from openai import BadRequestError, OpenAI
 
-    code = next(block for block in BLOCKS if block.startswith("client."))
+    code = next(block for block in BLOCKS if "client.chat" in block).partition("\nclient.")[2]
     with OpenAI(base_url=f"{with_plugin.url}/v1", api_key="none", max_retries=0) as client:
-        answer = eval(code, {"client": client})
+        answer = eval(f"client.{code}", {"client": client})
         assert answer.choices[0].message.content
         with pytest.raises(BadRequestError, match=r"stage_options\.new_opening\.length is '2'; a whole numb"):
             client.chat.completions.create(
@@ -60,10 +73,19 @@ def test_runs_take_the_same_fields_and_forks_change_them(with_plugin):
     assert refused.status_code == 400 and "did you mean new_opening?" in refused.json()["error"]["message"]
 
 
+def test_the_log_names_a_stage_that_exceeds_its_budget(with_plugin):
+    body = {"prompt": "A cat", "max_tokens": 3, "stages": ["default", "unhurried"]}
+    assert with_plugin.post("/v1/completions", body).status_code == 200
+    wait_until(lambda: any("unhurried" in line for line in with_plugin.log))
+    (told,) = [json.loads(line) for line in with_plugin.log if "unhurried" in line]
+    assert told["event"] == "warning"
+    assert re.match(r"stage 'unhurried' took \d+ ms in a step; its budget is 50 ms", told["message"])
+
+
 def test_the_stages_of_a_plugin_are_listed_by_file_name_alone(with_plugin):
     info = with_plugin.get("/api/info").json()
-    assert info["stages"][0] == "logit_bias" and info["stages"][-1] == "new_opening"
-    assert info["own_stages"] == [
+    assert info["stages"][0] == "logit_bias" and info["stages"][-2] == "new_opening"
+    assert info["own_stages"][:1] == [
         {
             "name": "new_opening",
             "kind": "mask",

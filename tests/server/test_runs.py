@@ -360,6 +360,29 @@ def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "bad_file"
 
 
+def test_a_run_leaves_as_the_page_that_the_terminal_writes(server, llm):
+    from glassloop.trace.html.page import page
+
+    run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
+    path = f"/api/runs/{run['id']}"
+    record = from_bytes(server.get(path + "/export").content)[0]
+    record.attach(llm)
+    answer = server.get(path + "/page.html", params={"explain": "1,3"})
+    assert answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{run["id"]}.html"'
+    assert answer.text == page(record, {at: record.explain(at) for at in (1, 3)})
+    assert server.get(path + "/page.html?explain=all").text.count('id="why-') == 4
+    fork = finished(server, server.post(path + "/fork", {"at": 2}).json()["runs"][0]["id"])
+    assert fork["id"][:8] in server.get(path + "/page.html").text
+    assert fork["id"][:8] not in server.get(path + "/page.html?tree=false").text
+    assert httpx.delete(f"{server.url}/api/runs/{fork['id']}").status_code == 204
+    assert fork["id"][:8] not in server.get(path + "/page.html").text, "a run that was removed is in no page"
+    for wrong in ("some", "-1", "1,", "9", ",".join(map(str, range(257)))):
+        refused = server.get(path + "/page.html", params={"explain": wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "explain", wrong
+    assert server.get("/api/runs/nothing/page.html").status_code == 404
+
+
 def test_a_file_is_only_taken_as_what_no_form_can_send(server):
     for kind in (None, "text/plain", "multipart/form-data; boundary=x", "application/json", "x"):
         answer = import_(server, b"x", kind)
@@ -443,6 +466,10 @@ def test_lenses_show_what_the_engine_computes(server, llm):
     assert look("attention", token=4, layer=14) == llm.lens.attention(direct, 4).to_dict(14)
     assert look("layers", token=4, count=3) == llm.lens.layers(direct, 4, 3).to_dict()
     assert look("neighbours", token=3) == llm.lens.neighbours(" France").to_dict()
+    typed = server.get("/api/lens/neighbours", params={"of": " lighthouse", "count": 3}).json()
+    assert typed | {"model": llm.name} == llm.lens.neighbours(" lighthouse", 3).to_dict()
+    for wrong in ("", "?of=", "?of=" + 201 * "a", "?of=king&count=0"):
+        assert server.get(f"/api/lens/neighbours{wrong}").status_code == 400
     last = look("layers", token=4)["layers"][-1]
     assert last["logprob"] == run["tokens"][0]["raw_logprob"] and last["rank"] == run["tokens"][0]["rank"]
     path = f"/api/runs/{run['id']}/lens"

@@ -148,3 +148,11 @@ def test_a_client_that_leaves_ends_the_search(server):
         return [float(line.split()[-1]) for line in lines if line.startswith(names)]
 
     wait_until(lambda: load() == [0, 0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_search_without_time_for_any_path_is_a_timeout(server, stream):
+    search = {**VOTE, "budget": {"seconds": 1e-9}}
+    answer = server.post("/v1/chat/completions", {**OPTIONS, "search": search, "stream": stream})
+    assert answer.status_code == (200 if stream else 408)
+    assert '"code":"timeout"' in answer.text and "the search took longer than" in answer.text

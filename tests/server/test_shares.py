@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
+import httpx2 as httpx
 import pytest
+from hostile.tiny import write_tiny
+from starlette.requests import Request
 
+from glassloop import LLM
 from glassloop.engine.thread import Busy
+from glassloop.server.app import make_app
 from glassloop.server.errors import APIError
+from glassloop.server.openai.completions import CompletionBody
+from glassloop.server.openai.responses import ResponsesBody
 from glassloop.server.operation.clients import Places
+from glassloop.server.operation.logs import Log
+from glassloop.server.operation.settings import Settings
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs import routes
+from glassloop.server.runs.editing import InfillBody, RepairBody
 from glassloop.server.runs.index import RunIndex
-from glassloop.server.runs.state import Event, TreeState
+from glassloop.server.runs.routes import EditBody, StartBody
+from glassloop.server.runs.state import Event, Hub, TreeState
+from glassloop.server.service import Service, is_constrained
 from glassloop.trace.database import Stop
 from glassloop.trace.listing import Listing
 
@@ -148,3 +161,110 @@ def test_a_long_log_of_events_lets_others_run_in_between(monkeypatch):
 
     asyncio.run(main())
     assert turns >= 10
+
+
+def test_many_ends_at_once_let_the_event_loop_do_other_things():
+    async def main() -> None:
+        delivered: list[int] = []
+
+        def deliver(state: object, token: int) -> None:
+            until = time.perf_counter() + 0.004
+            while time.perf_counter() < until:
+                pass
+            delivered.append(token)
+
+        hub = Hub(asyncio.get_running_loop(), deliver)
+        for number in range(50):
+            hub.put(None, number)
+        seen = []
+        while len(delivered) < 50:
+            await asyncio.sleep(0)
+            seen.append(len(delivered))
+        hub.put(None, 50)
+        await _until(lambda: len(delivered) == 51)
+        assert delivered == list(range(51))
+        assert len(set(seen)) > 5, seen
+
+    asyncio.run(main())
+
+
+def test_no_client_holds_all_threads_that_read_the_model(tmp_path):
+    goes_on, begun = threading.Event(), []
+
+    def asked(host: str) -> Request:
+        async def receive():
+            await asyncio.sleep(60)
+
+        return Request({"type": "http", "client": (host, 1), "headers": []}, receive)
+
+    def read(deadline: object) -> bool:
+        begun.append(deadline)
+        return goes_on.wait(60)
+
+    async def main(service: Service) -> None:
+        greedy = [asyncio.create_task(service.read_model(asked("10.0.0.1"), read)) for _ in range(20)]
+        await _until(lambda: len(begun) == 8)
+        assert await service.read_model(asked("10.0.0.2"), lambda deadline: "read") == "read"
+        assert len(begun) == 8
+        goes_on.set()
+        assert all(await asyncio.gather(*greedy))
+
+    with LLM(write_tiny(tmp_path / "tiny.gguf"), kv_memory="8MB") as llm:
+        service = Service(llm, Settings("tiny"), Log())
+        try:
+            asyncio.run(main(service))
+        finally:
+            goes_on.set()
+            service.pools.close()
+
+
+# ── preparations ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        (RepairBody, {"text": "abc"}, False),  # a text, and no format of one
+        (EditBody, {"at": 0, "text": "abc"}, False),
+        (InfillBody, {"before": "a", "after": "b", "sampling": {"seed": 1}}, False),
+        (InfillBody, {"before": "a", "after": "b", "sampling": {"regex": "a+"}}, True),
+        (StartBody, {"prompt": "a", "sampling": {"choice": ["a"]}}, True),
+        (StartBody, {"prompt": "a", "strategies": [{"name": "x", "sampling": {"regex": "a"}}]}, True),
+        (StartBody, {"prompt": "a", "strategies": [{"name": "x"}]}, False),
+        (ResponsesBody, {"input": "a", "text": {"format": {"type": "json_object"}}}, True),
+        (CompletionBody, {"prompt": "a", "grammar": 'start: "a"'}, True),
+    ],
+)
+def test_grammars_are_found_wherever_a_body_has_them(kind, fields, expected):
+    assert is_constrained(kind(**fields)) is expected
+
+
+def test_slow_grammars_hold_up_nobody_else_and_no_preparation_waits_for_ever(tmp_path):
+    """All threads for long preparations are taken: requests without a grammar pass, one with a grammar, deep
+    in its body, ends when its time is over."""
+    goes_on = threading.Event()
+
+    async def main(service: Service) -> None:
+        transport = httpx.ASGITransport(app=make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            taken = [service.pools.long.run_for(name, goes_on.wait, 60) for name in ("a", "a", "b", "b")]
+            taken = [asyncio.create_task(each) for each in taken]
+            await asyncio.sleep(0)
+            plain = {"text": "abc", "budget": 20, "candidates": 1}
+            assert (await client.post("/api/edits/repair", json=plain)).status_code == 200
+            for path, body in (
+                ("/api/edits/infill", {"before": "a", "after": "b", "tokens": 1, "candidates": 1}),
+                ("/api/runs", {"prompt": "a"}),
+            ):
+                answer = await client.post(path, json={**body, "sampling": {"regex": "a"}})
+                assert answer.status_code == 408, answer.text
+            goes_on.set()
+            await asyncio.gather(*taken)
+
+    with LLM(write_tiny(tmp_path / "tiny.gguf"), kv_memory="8MB") as llm:
+        service = Service(llm, Settings("tiny", timeout=2.0), Log())
+        try:
+            asyncio.run(main(service))
+        finally:
+            goes_on.set()
+            service.pools.close()

@@ -47,6 +47,37 @@ def test_runs_outlive_a_server_that_is_killed(tmp_path):
         assert server.end() == 0
 
 
+def test_what_a_client_has_seen_before_a_kill_is_in_the_store(tmp_path):
+    flags = ("--store", str(tmp_path / "runs.db"), "--kv-memory", "200MB")
+    body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True, "seed": 3}
+    with (
+        serving(*flags) as server,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream,
+    ):
+        id, seen, kept = stream.headers["x-glassloop-run"], 0, None
+        for line in stream.iter_lines():
+            seen += line.startswith("data: ")
+            if seen % 20 == 0:  # what has been written by now is some of what was sent
+                kept = Store(tmp_path / "runs.db").run(id)
+            if kept is not None and len(kept.tokens) >= 20:
+                break
+        server.end(signal.SIGKILL)
+    left = Store(tmp_path / "runs.db").get(f"cmpl-{id}")
+    assert left.finish_reason is None and len(left.tokens) >= 20
+    with serving(*flags) as server:
+        shown = server.get(f"/api/runs/{id}").json()
+        assert shown["status"] == "paused" and "interrupted" in shown["stop_reason"]
+        assert shown["text"] == left.text and server.get(f"/api/runs/{id}/explain/5").json()["same"]
+        assert server.get(f"/api/runs/{id}/worst").json()["surprising"]
+        # It goes on as if nothing had happened.
+        count = len(left.tokens)
+        assert server.post(f"/api/runs/{id}/step", {"tokens": 5}).status_code == 200
+        wait_until(lambda: len(server.get(f"/api/runs/{id}").json()["tokens"]) == count + 5)
+        once = server.post("/v1/completions", {**body, "stream": False, "max_tokens": count + 5}).json()
+        assert server.get(f"/api/runs/{id}").json()["text"] == once["choices"][0]["text"]
+        assert server.end() == 0
+
+
 def test_what_a_client_was_told_to_be_finished_is_in_a_shared_store(postgres):
     url = postgres.new_database()
     plain = {"prompt": "The sea", "max_tokens": 4, "seed": 1, "ignore_eos": True}

@@ -205,6 +205,9 @@ def test_a_page_has_every_token_once_with_its_record():
     assert set(keys) == set(found) and len(keys) == 24
     assert 'id="why-2"' in html and told[2].sentence.split(",")[0] in "".join(Seen(html).texts)
     assert html.count("data-shows=") == 3 and page(run, tree=False).count("data-shows=") == 0
+    several = page(run, {at: run.explain(at) for at in range(8)})
+    folds = [name for name, _ in Seen(several).elements if name == "details"]
+    assert several.count('id="why-') == 8 == len(folds) - 1, "they are in one fold"
 
 
 def test_a_page_allows_nothing_but_its_own_script_and_style():
@@ -243,5 +246,6 @@ def test_a_browser_shows_the_record_of_a_token_and_runs_no_hostile_text(tmp_path
     panel = dom[dom.index("<aside") : dom.index("</aside>")]
     assert "&lt;/script&gt;&lt;!--" in panel
     assert percent(run.tokens[3].raw_logprob) in panel and "What else was likely" in panel
-    assert "Why" in panel and 'aria-current="true"' in dom and 'aria-pressed="true"' in dom
+    assert " was the lik" in panel[: panel.index("<table")], "the reason comes first"
+    assert 'aria-current="true"' in dom and 'aria-pressed="true"' in dom
     assert "<img" not in dom and "<b>" not in dom and dom.count("<script") == 2

@@ -201,10 +201,13 @@ def test_a_store_of_version_2_opens_with_titles_in_the_old_order(tmp_path):
     with sqlite3.connect(store.path) as old:
         old.execute("DROP INDEX runs_added")
         old.execute("DROP INDEX runs_pruned_by")
-        for name in ("title", "talk", "added", "writer", "pruned_by"):
+        old.execute("DROP INDEX runs_owner")
+        for name in ("title", "talk", "added", "writer", "pruned_by", "owner"):
             old.execute(f"ALTER TABLE runs DROP COLUMN {name}")
         old.execute("PRAGMA user_version = 2")
     store = Store(store.path)
+    assert [entry.id for entry in store.list()] == [run.id for run in reversed(runs)]
+    assert store.upgrade()[0] == 2
     assert [entry.id for entry in store.list()] == [run.id for run in reversed(runs)]
     assert [entry.title for entry in store.list()] == [None, "some text", None]
     assert store.get("last").messages == TALK

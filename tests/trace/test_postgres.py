@@ -22,6 +22,7 @@ from glassloop import Run, Sampling, Store, TraceError
 from glassloop.trace import postgres_name
 from glassloop.trace import writer as writing
 from glassloop.trace.listing import contains
+from glassloop.trace.postgres import _STEPS
 from glassloop.trace.postgres_name import PostgresName
 
 
@@ -123,8 +124,21 @@ def test_a_newer_store_is_refused(postgres, url):
     Store(url).check()
     database = url.split("/")[3].split("?")[0]
     postgres.run_sql("UPDATE glassloop.settings SET value = '9' WHERE name = 'version'", database=database)
-    with pytest.raises(TraceError, match="is of version 9; this glassloop uses up to 1"):
+    with pytest.raises(TraceError, match="is of version 9; this glassloop uses up to 2"):
         Store(url).list()
+
+
+def test_an_older_store_is_upgraded_only_when_asked(url, monkeypatch):
+    Store(url).check()
+    added = ("ALTER TABLE runs ADD COLUMN later TEXT",)
+    monkeypatch.setattr("glassloop.trace.postgres._STEPS", (*_STEPS, added))
+    monkeypatch.setattr("glassloop.trace.postgres.VERSION", len(_STEPS) + 1)
+    for use in (lambda: Store(url).check(), lambda: Store(url).list()):
+        with pytest.raises(TraceError, match="'glassloop runs upgrade' upgrades it; make a copy before"):
+            use()
+    assert Store(url).upgrade() == (len(_STEPS), len(_STEPS) + 1, None)
+    Store(url).check()
+    assert Store(url).upgrade().before == len(_STEPS) + 1
 
 
 def held(text: str) -> str:

@@ -164,7 +164,7 @@ def test_a_file_that_is_no_store(tmp_path):
     newer = tmp_path / "newer.db"
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
-    with pytest.raises(TraceError, match="is of version 9; this glassloop uses up to 3"):
+    with pytest.raises(TraceError, match="is of version 9; this glassloop uses up to 4"):
         Store(newer).list()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,17 @@ from hypothesis import strategies as st
 from train.small import text_file
 
 from glassloop.cli import main as cli
-from glassloop.train.config import TrainConfig, TrainError, config_text, make_config, read_config
-from glassloop.train.presets import PRESETS
+from glassloop.train import config as config_module
+from glassloop.train.config import (
+    CPU_TORCH,
+    TrainConfig,
+    TrainError,
+    config_text,
+    make_config,
+    need_torch,
+    read_config,
+)
+from glassloop.train.presets import PRESETS, fitted
 from glassloop.train.schedule import learning_rate
 
 
@@ -197,9 +208,45 @@ def test_pretrain_leaves_a_model_in_its_folder_and_goes_on_where_it_was(tmp_path
     assert (tmp_path / "student" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(("name", "field"), [("finetune", "model"), ("lora", "model"), ("distil", "teacher")])
-def test_a_kind_of_training_that_needs_a_model_says_so(tmp_path, monkeypatch, capsys, name, field):
+def test_distillation_without_a_teacher_names_the_flag(tmp_path, monkeypatch, capsys):
     code, _, err = _run(
-        monkeypatch, capsys, "train", name, "--out", str(tmp_path / "run"), "--data", text_file(tmp_path)
+        monkeypatch, capsys, "train", "distil", "--out", str(tmp_path / "run"), "--data", text_file(tmp_path)
     )
-    assert code == 2 and field in err
+    assert code == 2 and "teacher is missing; distil needs a model (--teacher NAME)" in err
+
+
+def test_without_torch_and_a_gpu_the_message_has_the_command_for_the_cpu_build(monkeypatch):
+    monkeypatch.setattr(config_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(config_module.sys, "platform", "linux")
+    for gpu, command in ((None, CPU_TORCH), ("/usr/bin/nvidia-smi", "pip install torch")):
+        monkeypatch.setattr(config_module.shutil, "which", lambda name, gpu=gpu: gpu)
+        with pytest.raises(TrainError, match="training needs torch") as missing:
+            need_torch()
+        assert str(missing.value).endswith(command)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    size=st.integers(1, 1 << 22),
+    suffix=st.sampled_from((".txt", ".jsonl", ".txt.gz")),
+    device=st.sampled_from(("cpu", "cuda")),
+    given_settings=st.fixed_dictionaries(
+        {}, optional={"length": st.integers(2, 4096), "batch": st.integers(1, 64), "steps": st.integers(1, 9)}
+    ),
+)
+def test_a_fitted_preset_is_valid_and_small_for_small_data(size, suffix, device, given_settings):
+    """No step reads small data more than once, unless that is asked for; what is given stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"mine{suffix}"
+        with file.open("wb") as opened:
+            opened.truncate(size)
+        for name in ("lora", "fine-tune"):
+            chosen = fitted(PRESETS[name][1], given_settings, [str(file)], device)
+            config = make_config(name, {"model": "x"}, chosen, given_settings)
+            assert config.packing == ("whole" if suffix == ".jsonl" else "stream")
+            assert all(getattr(config, key) == value for key, value in given_settings.items())
+            tokens = size * (3 if suffix.endswith(".gz") else 1) // 4
+            if not given_settings:
+                most = 512 if device == "cpu" else 4096
+                assert config.tokens_per_step <= max(config.length, min(most, tokens))
+                assert config.steps <= 500 and config.warmup < config.steps

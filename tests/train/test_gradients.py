@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from glassloop.ops.reference import ReferenceOps
 from glassloop.train.hf_layout import hf_config, hf_tensors
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
+from glassloop.train.sample import Kept, sample_tokens
 
 LENGTH = 21
 
@@ -71,6 +74,31 @@ def test_gradients_equal_transformers(pair):
         scale = max(np.abs(expected[name]).max(), largest / 100)
         worst = np.abs(gradient - expected[name]).max() / scale
         assert worst < 1e-5, f"{name} differs by {worst:.1e} of its largest value"
+
+
+def test_kept_keys_and_values_give_the_logits_of_the_whole_text(pair):
+    """With every family, behind prompts of any length and beyond the context."""
+    _, _, ours = pair
+    ids = _ids(LENGTH, 3).tolist()
+    for prompt in (1, 7):
+        kept = Kept(ours)
+        with torch.no_grad():
+            for end in range(prompt, LENGTH + 1):
+                seen = torch.tensor(ids[:end])
+                whole = ours.logits(Packed(seen, torch.arange(end), 1, end))[-1]
+                torch.testing.assert_close(kept.logits(ids[:end]), whole, rtol=1e-3, atol=1e-4)
+
+
+def test_a_sample_beyond_the_context_sees_the_last_tokens(pair):
+    _, files, _ = pair
+    short = Network(replace(files.config, context=9), files.weights)
+    drawn = sample_tokens(short, [5, 6], 12, 0.0, 0)
+    ids = [5, 6]
+    with torch.no_grad():
+        for _ in range(12):
+            seen = torch.tensor(ids[-9:])
+            ids.append(int(short.logits(Packed(seen, torch.arange(len(seen)), 1, len(seen)))[-1].argmax()))
+    assert drawn == ids[2:]
 
 
 def test_documents_of_one_sequence_do_not_see_each_other(pair):

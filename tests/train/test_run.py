@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 import torch
 from train.small import text_file, tiny_run
+from waiting import wait_until
 
 from glassloop.errors import GlassloopError
+from glassloop.files import sha256_of
 from glassloop.train import trainer as trainer_module
 from glassloop.train.checkpoint import State, read_checkpoint
 from glassloop.train.config import Interrupted, TrainError, config_text
 from glassloop.train.curves import read_points
+from glassloop.train.progress import Progress
 from glassloop.train.train import Trained, resume, train
 
 
@@ -114,6 +117,63 @@ def test_ctrl_c_ends_a_run_after_a_step_and_it_goes_on(whole, data, tmp_path):
     assert stopped.value.step == 6  # between two checkpoints: this one is written for it
     again = resume(tmp_path / "run", quiet=True)
     assert again.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("at", ["last step", "weights", "validation", "sample"])
+def test_ctrl_c_at_the_end_leaves_the_whole_result(whole, data, tmp_path, monkeypatch, capfd, at):
+    """Whatever it interrupts after the last step, the weights are those of a run that nothing stopped; what
+    takes time is skipped, and said to be."""
+
+    def press(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    when = {"last step": lambda step: step == 12 and press()}.get(at, lambda step: None)
+    if at in ("validation", "sample"):
+        kept = getattr(trainer_module.Trainer, f"_{'validate' if at == 'validation' else 'sample'}")
+
+        def late(self, *arguments, **options):
+            if self.state.step == 12:
+                assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+                press()
+            return kept(self, *arguments, **options)
+
+        monkeypatch.setattr(trainer_module.Trainer, kept.__name__, late)
+    config = tiny_run(data, dropout=0.1, accumulate=2)
+    made = train(
+        config, tmp_path / "run", on_step=when, on_weights=press if at == "weights" else lambda folder: None
+    )
+    assert made.sha256 == whole.sha256
+    said = capfd.readouterr().err
+    assert "sample skipped" in said and ("validation skipped" in said) == (at != "sample")
+    assert resume(tmp_path / "run", quiet=True) == made
+
+
+def test_killed_while_it_samples_a_run_has_its_weights(whole, data, tmp_path):
+    """The process dies by SIGKILL in the sample after the last step."""
+    child = os.fork()
+    if not child:
+        trainer_module.sample_tokens = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        train(tiny_run(data, dropout=0.1, accumulate=2, sample_every=0), tmp_path / "run", quiet=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert sha256_of(tmp_path / "run" / "model" / "model.safetensors") == whole.sha256
+    assert resume(tmp_path / "run", quiet=True).sha256 == whole.sha256
+
+
+def test_a_run_says_its_plan_and_what_it_does(data, tmp_path, capfd):
+    train(tiny_run(data, accumulate=2), tmp_path / "run")
+    said = capfd.readouterr().err
+    plan = said.index("12 steps of 256 tokens (8 × 32); the data has ")
+    assert plan < said.index(" s a step here, ") < said.index("step 12/12")
+    assert said.index("the weights are written") < said.index("step 12: validation loss")
+    assert said.index("step 12: validation loss") < said.index("sampling 8 tokens (Ctrl-C skips them)")
+
+
+def test_what_takes_long_is_said(capfd):
+    seen: list[str] = []
+    with Progress(3, 0) as progress:
+        progress.now("reading")
+        wait_until(lambda: seen.append(capfd.readouterr().err) or "reading, 0:0" in seen[-1])
 
 
 def test_data_that_changed_meanwhile_are_refused(data, tmp_path):

@@ -4,7 +4,7 @@ import { appendFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path';
 import { test } from 'node:test';
 import { accessible, page, percent, server, skip, studio } from './scene.mjs';
-import { current, played, set, settled } from './stage.mjs';
+import { ask, current, played, set, settled, sleep } from './stage.mjs';
 
 test('strategies are compared on one tree', { skip }, async () => {
   await studio();
@@ -42,6 +42,17 @@ test('beams that were pruned stay, dashed, with their scores', { skip }, async (
   for (const beam of run.beams.slice(0, 6)) assert.ok((await page.locator(`[data-beam="${beam.number}"]`).textContent()).includes(beam.logprob.toFixed(2).replace('-', '−')));
   const pruned = page.locator('.item.pruned').first();
   assert.equal(await pruned.evaluate((node) => getComputedStyle(node).borderTopStyle), 'dashed');
+  // What is compared after it has the number of tokens that the page says, not that of the search.
+  const limit = Number(await page.getByLabel('Most tokens of a run').inputValue());
+  assert.ok(limit > run.sampling.max_tokens);
+  await page.keyboard.press('c');
+  await page.getByText(`${limit} tokens each`).waitFor();
+  await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 5 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
+  for (const each of (await server.get(`/api/runs?tree=${run.tree}`)).runs) {
+    if (['greedy', 'nucleus', 'wild'].includes(each.name)) assert.equal(each.sampling.max_tokens, limit);
+    const cells = await page.locator(`tr[data-run="${each.id}"] td`).allTextContents();
+    assert.equal(cells[5], (each.logprob / each.usage.completion_tokens).toFixed(2).replace('-', '−'));
+  }
 });
 
 test('drafts that were right are ticked', { skip }, async () => {
@@ -69,27 +80,53 @@ test('drafts that were right are ticked', { skip }, async () => {
   await struck.waitFor({ state: 'detached' });
 });
 
-test('the tour goes through fourteen steps on the live model', { skip }, async () => {
+test('the tour goes through fifteen steps on the live model, and leaves no run behind', { skip }, async () => {
   await studio();
   await played(page);
+  const first = await current(page, server);
+  const ids = async () => (await server.get('/api/runs?limit=1000')).runs.map((run) => run.id).sort();
+  const before = await ids();
   await page.keyboard.press('g');
-  for (let step = 1; step <= 14; step++) {
-    await page.getByText(`Tour ${step} of 14`).waitFor();
+  for (let step = 1; step <= 15; step++) {
+    await page.getByText(`Tour ${step} of 15`).waitFor();
     await page.waitForFunction(() => document.querySelectorAll('.token[data-token]').length > 0);
     if (step === 7) {
       await page.locator('.turns').filter({ hasText: 'Name one colour.' }).waitFor();
       assert.equal(await page.getByLabel('Your message').inputValue(), '', 'the box is free for the next message');
     }
-    const lens = ['Tokens', 'Inside', 'Inside', 'Tokens', 'Tokens', 'Cache & time', 'Tokens', 'Compare', 'Drafts', 'Thinking', 'Editing', 'Filling', 'Training', 'Engines'][step - 1];
+    const lens = ['Tokens', 'Inside', 'Inside', 'Tokens', 'Tokens', 'Cache & time', 'Tokens', 'Compare', 'Beam', 'Drafts', 'Thinking', 'Editing', 'Filling', 'Training', 'Engines'][step - 1];
     await page.locator('[role=tab][aria-selected=true]').filter({ hasText: lens }).waitFor();
-    if (step < 12) assert.equal(await page.locator('.todo [data-icon=check]').count(), 0, `what the tour does itself is not the task of step ${step}`);
-    if (step === 12) {
+    if (step < 13) assert.equal(await page.locator('.todo [data-icon=check]').count(), 0, `what the tour does itself is not the task of step ${step}`);
+    if (step === 13) {
       await page.locator('[data-spot]').first().click();
       await page.locator('.todo [data-icon=check]').waitFor();
     }
-    if (step < 14) await page.getByRole('button', { name: /^Next/ }).click();
+    if (step === 4) await ask(page, 'An own prompt', { max_tokens: 3 });
+    if (step < 15) await page.getByRole('button', { name: /^Next/ }).click();
   }
   await page.getByRole('button', { name: 'Finish' }).click();
+  await page.getByText('your own 1 run is.').waitFor();
+  assert.equal((await current(page, server)).id, first.id, 'the page is where it was before the tour');
+  assert.equal((await ids()).length, before.length + 1);
+  await page.getByRole('button', { name: 'Remove these too' }).click();
+  for (let tries = 0; (await ids()).length > before.length; tries++) assert.ok(tries < 200 && (await sleep(50), true), 'it was not removed');
+  assert.deepEqual(await ids(), before);
+});
+
+test('a tour that is ended while its example is written leaves nothing', { skip }, async () => {
+  await studio();
+  await played(page);
+  const before = (await server.get('/api/runs?limit=1000')).runs.map((run) => run.id).sort();
+  await page.keyboard.press('g');
+  await page.getByText('Tour 1 of 15').waitFor();
+  await page.getByRole('button', { name: 'End the tour' }).click();
+  await page.getByText('The tour is over.').waitFor();
+  await page.waitForFunction(() => document.querySelector('[aria-label=Prompt]') && !document.querySelector('[aria-label="Guided tour"]'));
+  for (let tries = 0; ; tries++, await sleep(50)) {
+    const now = (await server.get('/api/runs?limit=1000')).runs.map((run) => run.id).sort();
+    if (now.join() === before.join()) break;
+    assert.ok(tries < 200, `${now.length} runs, ${before.length} before`);
+  }
 });
 
 test('the lenses that the server offers say what it says', { skip }, async (t) => {
@@ -118,6 +155,13 @@ test('the lenses that the server offers say what it says', { skip }, async (t) =
   const { mean } = await server.get(`/api/runs/${run.id}/lens/attention?token=${place - 1}`);
   assert.equal(await page.locator('[data-seen]').count(), mean.length);
   await page.getByText('computing …').waitFor({ state: 'detached' });
+  for (const [of, spaced] of [[' banana', true], ['banana', false]]) {
+    await page.getByLabel('with a space before it').setChecked(spaced);
+    await page.getByLabel('A word whose neighbours are shown').fill('banana');
+    const typed = await server.get(`/api/lens/neighbours?${new URLSearchParams({ of, count: 8 })}`);
+    await page.locator(`[data-neighbour="${typed.neighbours[7].id}"]`).waitFor();
+    assert.deepEqual(await page.locator('[data-neighbour] .number').allTextContents(), typed.neighbours.map((each) => each.cosine.toFixed(2)));
+  }
 });
 
 test('a text that is cut says so, and is whole by mouse and by keyboard', { skip }, async () => {

@@ -57,9 +57,11 @@ test('every number on the page is the engine’s own', { skip }, async () => {
     assert.ok(text.includes(stage.survivors.toLocaleString('en')), text);
   }
   const racer = await page.locator(`tr[data-racer="${told.winner.id}"] td`).allTextContents();
-  assert.equal(racer[1], told.winner.logit.toFixed(2));
-  assert.equal(Number(racer[2].replace('−', '-')).toFixed(2), told.winner.luck.toFixed(2));
-  assert.equal(racer[3], told.winner.score.toFixed(2));
+  const { raw_logit, logit, luck, score } = told.winner;
+  const [raw, scaled, added, sum] = racer.slice(1, 5).map((cell) => Number(cell.replace('−', '-')));
+  assert.deepEqual([raw, scaled, added, sum], [raw_logit, logit, luck, score].map((value) => Number(value.toFixed(3))));
+  assert.ok(Math.abs(raw / told.sampling.temperature + added - sum) < 0.005, 'logit ÷ temperature + luck = score, with the numbers that are shown');
+  await page.getByText('logit ÷ temperature + luck = score').waitFor();
 });
 
 test('an edit shows its tokens before it runs', { skip }, async () => {
@@ -102,6 +104,17 @@ test('what a what-if says is what then happens', { skip }, async () => {
   assert.equal(await winner('new'), expected);
   await page.locator('[data-luck=new] button').click();
   assert.equal((await settled(page, server, run.id)).tokens[2].id, expected);
+});
+
+test('where there is no luck, none can be grown', { skip }, async () => {
+  const run = await server.make({ prompt: 'The sea is', sampling: { temperature: 0, max_tokens: 4, logprobs: 20 } });
+  await studio({ hash: `#run=${run.id}&at=1` });
+  await page.getByText('none: the temperature is 0').waitFor();
+  assert.ok(await page.locator('[data-luck=new] button').isDisabled());
+  await page.locator('body').press('Enter');
+  await page.locator('[role=alert]').filter({ hasText: 'made without luck' }).waitFor();
+  assert.equal((await current(page, server)).id, run.id);
+  await page.getByText('No luck here: the highest logit is first.').waitFor();
 });
 
 test('it works by keyboard alone', { skip }, async () => {
@@ -406,7 +419,7 @@ test('what if, compare and the reasons are in sight at 1440 × 900', { skip }, a
   await played(page);
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
-  await page.locator('[data-luck=new] [data-winner]').waitFor();
+  await page.locator('[data-luck=same] [data-winner]').waitFor();
   const foot = (await page.locator('footer').boundingBox()).y;
   for (const each of ['#lens tr[data-run] >> nth=1', '[data-luck=same]', '[data-luck=new]', 'tr.won[data-candidate]', '.item.focused', '.sentence']) {
     const { y, height } = await page.locator(each).first().boundingBox();

@@ -48,6 +48,18 @@ test('a run is paused, stepped and resumed, and has the tokens it would have had
   assert.deepEqual(run.tokens.map((token) => token.id), whole.tokens.map((token) => token.id));
 });
 
+test('the id of an answer in the address opens its run', { skip }, async () => {
+  const answer = await server.post('/v1/chat/completions', { messages: [{ role: 'user', content: 'Say hi.' }], max_tokens: 6, seed: 3 });
+  assert.match(answer.id, /^chatcmpl-[0-9a-f]{16}$/);
+  const own = answer.id.slice('chatcmpl-'.length);
+  await studio();
+  await page.goto(`${server.address}/#run=${answer.id}&at=2`);
+  await page.locator(`.item.path[data-run="${own}"]`).first().waitFor();
+  await page.locator('.item.focused[data-index="2"]').waitFor();
+  assert.equal((await current(page, server)).id, own);
+  assert.equal(await page.locator('[role=alert]').count(), 0);
+});
+
 test('a broken connection loses nothing', { skip }, async () => {
   const line = await proxy(server.port);
   await visit(line.address);
@@ -89,6 +101,25 @@ test('a link opens the run and the token, and makes them again where they are fo
   await other.context().close();
 });
 
+test('the id of an answer opens its run, and a run that is not there is told truly', { skip }, async () => {
+  const { id } = await server.post('/v1/chat/completions', { messages: [{ role: 'user', content: 'Say hi.' }], max_tokens: 3, seed: 1 });
+  const run = id.replace('chatcmpl-', '');
+  await studio({ hash: `#run=${id}&at=1` });
+  await page.locator(`.item.focused[data-run="${run}"][data-index="1"]`).waitFor();
+  await page.getByRole('button', { name: 'runs', exact: true }).click();
+  await page.getByLabel('Search in prompts and texts').fill(id);
+  await page.waitForFunction((run) => [...document.querySelectorAll('li[data-run]')].map((row) => row.dataset.run).join() === run, run);
+  await page.context().close();
+  await studio({ hash: `#run=${run.slice(0, 8)}` });
+  await page.waitForFunction((run) => location.hash === `#run=${run}`, run);
+  await page.context().close();
+  await studio({ hash: '#run=resp_d3c160096f7b279e' });
+  await page.locator('[role=alert]').filter({ hasText: 'This server has no run “d3c160096f7b279e”: it was made elsewhere or with another key, it was removed' }).waitFor();
+  assert.equal((await page.locator('.status').textContent()).trim(), 'live');
+  await page.getByRole('button', { name: 'Start a new one' }).click();
+  await played(page);
+});
+
 test('a link to a token has it in sight, wherever the run ends', { skip }, async () => {
   const run = await server.make({ prompt: 'Once upon a time', sampling: { seed: 2, max_tokens: 60, ignore_eos: true, logprobs: 20 } });
   for (const reducedMotion of ['reduce', 'no-preference'])
@@ -117,7 +148,7 @@ test('a seed of 64 bits is the same to the last digit wherever it goes', { skip 
   assert.equal((await page.locator('.tag').first().textContent()).trim(), `seed ${seed}`, 'it is shown');
   assert.equal(await told(run.id), seed, 'it is asked for');
   assert.deepEqual(run.tokens.map((token) => token.id), (await server.get(`/api/runs/${runs[0].id}`)).tokens.map((token) => token.id));
-  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save', exact: true }).click()]);
   const file = readFileSync(await download.path());
   await page.keyboard.press('c');
   await page.waitForFunction(() => document.querySelectorAll('#lens tr[data-run]').length === 4 && !/(writing|waiting) …/.test(document.querySelector('#lens table').textContent));
@@ -306,7 +337,7 @@ test('chat stays chat: in a link, after a reload, from a file and from the list'
   await page.getByRole('button', { name: 'share' }).click();
   const link = await page.getByLabel('Link').inputValue();
   await page.keyboard.press('Escape');
-  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save', exact: true }).click()]);
   const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(await download.path()) };
   await request(`${server.address}/api/runs/${run.id}`, { method: 'DELETE' });
   await page.goto('about:blank');
@@ -342,7 +373,7 @@ test('a run is saved as a file and comes back from it', { skip }, async () => {
   await studio();
   await played(page);
   const run = await current(page, server);
-  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save' }).click()]);
+  const [download] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'save', exact: true }).click()]);
   assert.equal(download.suggestedFilename(), `${run.id}.glass`);
   const path = await download.path();
   const file = { name: 'a.glass', mimeType: 'application/octet-stream', buffer: readFileSync(path) };

@@ -3,8 +3,8 @@
 
 import { tick } from 'svelte';
 import { Address } from './lib/address';
-import { api, ApiError, type ForkBody } from './lib/api';
-import { asksSame, seeds, type Question } from './lib/asking';
+import { api, ApiError, onSlow, type ForkBody } from './lib/api';
+import { asksSame, hasLuck, NO_LUCK, seeds, type Question } from './lib/asking';
 import { LIMITS, messagesOf, partsOf, plain } from './lib/chat';
 import { Feed } from './lib/feed';
 import { isLive, type Forest, type Run } from './lib/forest';
@@ -32,9 +32,12 @@ export interface Notice {
 
 export const DEMO = { prompt: 'The capital of France is', sampling: { temperature: 0.8, seed: 16, max_tokens: 24, logprobs: 20 } };
 
+const MOST_EXPLAINED = 100; // tokens of a page; each takes some hundredths of a second
+
 class Studio {
   info = $state.raw<Info | null>(null);
   connection = $state<'starting' | 'live' | 'away' | 'lost'>('starting');
+  slow = $state(false); // an answer of the server takes long
   notice = $state.raw<Notice | null>(null);
 
   // What will be asked.
@@ -52,6 +55,7 @@ class Studio {
   tree = $state<string | null>(null);
   runId = $state<string | null>(null);
   busy = $state(false);
+  saving = $state(false); // a page of the run is made
 
   // What is shown of it.
   pin = $state<number | null>(null);
@@ -99,6 +103,7 @@ class Studio {
 
   private paces = [new Pace(TREE, () => this.version++), new Pace(TABLES, () => this.tables++)];
   private address = new Address(window);
+  readonly made = new Set<string>(); // trees that were started on this page
   private asked = new Map<string, Message[]>(); // by root, where the server may not know them
   private opening = 0; // counts what is opened: the answer to an earlier request comes too late
   private replacing = false; // what is opened takes the place of what the address names
@@ -121,6 +126,7 @@ class Studio {
   // ── beginning ─────────────────────────────────────────────────────────────────────────────────────────────
 
   async boot(): Promise<void> {
+    onSlow((slow) => (this.slow = slow));
     for (;;) {
       try {
         this.info = await api.info();
@@ -133,6 +139,7 @@ class Studio {
       }
     }
     this.notice = null;
+    this.connection = 'live';
     await this.openLink();
   }
 
@@ -162,16 +169,29 @@ class Studio {
     this.touch();
     try {
       if (run === null) throw new ApiError(404, '');
-      const found = await api.run(run, 0);
+      const found = await this.named(run);
       if (opening !== this.opening) return;
       if (recipe?.messages) this.asked.set(found.root, recipe.messages);
-      await this.open(found.tree, run, at);
+      if (found.id === run) await this.open(found.tree, found.id, at);
+      else await this.replace(() => this.open(found.tree, found.id, at)); // the address had the beginning of its id
     } catch (error) {
       if (opening !== this.opening) return;
       if (!(error instanceof ApiError && error.expired)) return this.fail(error);
-      if (!recipe) return this.tellExpired(null);
+      if (!recipe) return this.tellUnknown(run!);
       await this.guard(() => this.make(recipe));
       this.pin = at;
+    }
+  }
+
+  /** Returns the run with this id, or the only one whose id begins with it. */
+  private async named(id: string): Promise<Summary> {
+    try {
+      return await api.run(id, 0);
+    } catch (error) {
+      if (!(error instanceof ApiError && error.expired) || !/^[0-9a-f]{4,15}$/.test(id)) throw error;
+      const begun = (await api.runs({ search: id, limit: 100 })).runs.filter((run) => run.id.startsWith(id));
+      if (begun.length !== 1) throw error;
+      return begun[0]!;
     }
   }
 
@@ -223,6 +243,13 @@ class Studio {
     this.draw();
     this.restore();
     return true;
+  }
+
+  /** Opens a run in the place of one that is about to be removed, or the first page if it is not there. */
+  async leaveFor(tree: string | null, run: string | null, at: number | null): Promise<void> {
+    this.touch();
+    const there = tree === null || run === null ? null : await api.run(run, 0).catch(() => null);
+    await this.replace(() => (there ? this.open(there.tree, there.id, at) : this.first()));
   }
 
   /** The messages of a run, or null if it continues a text. */
@@ -335,6 +362,7 @@ class Studio {
     this.busy = true;
     try {
       const runs = await api.start(body);
+      this.made.add(runs[0]!.tree);
       if (body.messages) this.asked.set(runs[0]!.root, body.messages);
       if (body.tree !== undefined && body.tree === this.tree) for (const run of runs) this.forest.tell(run);
       else if (!(await this.open(runs[0]!.tree, runs[0]!.id))) return runs;
@@ -350,9 +378,8 @@ class Studio {
 
   compare(names: readonly string[]): Promise<void> {
     const strategies = STRATEGIES.filter((each) => names.includes(each.name)).map(({ name, sampling }) => ({ name, sampling }));
-    const same = this.sameTree && this.run;
     const { temperature: _, ...common } = this.sampling;
-    const sampling = { ...common, seed: this.run?.summary.seed ?? common['seed'], max_tokens: same ? same.summary.sampling['max_tokens'] : common['max_tokens'] };
+    const sampling = { ...common, seed: this.run?.summary.seed ?? common['seed'] };
     this.look('Compare');
     return this.ask({ sampling, strategies });
   }
@@ -372,6 +399,7 @@ class Studio {
   forkHere(token: number | null = this.choice, at: number | null = this.focus): Promise<void> {
     return this.guard(async () => {
       if (!this.run || at === null) return;
+      if (token === null && !this.lucky) return void (this.notice = { kind: 'info', text: `${NO_LUCK}. Choose an alternative (↓, then Enter), or change the temperature under “What if”.` });
       const was = this.tokenAt(at);
       await this.fork(this.run.summary.id, token === null ? { at } : { at, token });
       const other = was?.alternatives.find((each) => each.id === token);
@@ -456,6 +484,8 @@ class Studio {
     void this.reason.ask({ run: this.run.summary.id, place, pass, piece: text, entropy }).then(() => this.reason.told && this.voice.say(this.reason.told.sentence));
   }
 
+  /** Whether the tokens of the run were drawn with luck. */
+  lucky = $derived(hasLuck(this.run?.summary.sampling ?? {}, this.info?.options ?? []));
   /** Whether a run can be forked: one that was filled in passes cannot. */
   forks = $derived(!this.run?.summary.diffusion);
 
@@ -553,6 +583,16 @@ class Studio {
     });
   }
 
+  /** Saves the run as a page that opens anywhere, with the explanations of its tokens; of a long run, of the one that
+   *  is shown. */
+  async exportPage(): Promise<void> {
+    this.saving = true;
+    await this.guard(async () => {
+      if (this.run) await save(api.pageAddress(this.run.summary.id, this.count <= MOST_EXPLAINED ? 'all' : (this.focus ?? 0)), `${this.run.summary.id}.html`);
+    });
+    this.saving = false;
+  }
+
   // ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────
 
   async guard(work: () => unknown): Promise<void> {
@@ -571,11 +611,16 @@ class Studio {
     this.notice = { kind: 'error', text, ...(inSettings ? { action: { label: 'Open settings', run: () => (this.dialog = 'settings') } } : {}) };
   }
 
+  /** Tells that a run which is on the page is no longer on the server. */
   private tellExpired(run: Run | null): void {
-    const text = 'The server no longer has this run: it was restarted, or the run was removed.';
-    this.notice = run
-      ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } }
-      : { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.replace(() => this.first())) } };
+    const text = 'The server no longer has this run: it was removed, or the server was restarted without a store.';
+    this.notice = run ? { kind: 'error', text: `${text} The same prompt, options and seed give the same tokens.`, action: { label: 'Make it again', run: () => this.again() } } : { kind: 'error', text };
+  }
+
+  /** Tells that the run which the address names is not on the server, which cannot know whether it ever was. */
+  private tellUnknown(run: string): void {
+    const text = `This server has no run “${run}”: it was made elsewhere or with another key, it was removed, or the id is not complete.`;
+    this.notice = { kind: 'error', text, action: { label: 'Start a new one', run: () => this.guard(() => this.replace(() => this.first())) } };
   }
 
   /** Take over what is written in a field of the settings, or note what is wrong with it. */

@@ -42,7 +42,7 @@ describe('the settings', () => {
     const known = info().options.map((each) => each.name);
     for (const name of [...SLIDERS.map((each) => each.name), ...STRATEGIES.flatMap((each) => Object.keys(each.sampling))]) expect(known).toContain(name);
     for (const step of TOUR) for (const name of Object.keys(step.start?.sampling ?? {})) expect(known).toContain(name);
-    expect(TOUR).toHaveLength(14);
+    expect(TOUR).toHaveLength(15);
   });
   it('begin with the defaults of the server, and are named by their strategy whatever these are', () => {
     for (const [temperature, top_k, about] of [[1, 0, 'temperature 1:'], [0.5, 0, 'temperature 0.5:'], [1, 64, 'temperature 1, top-k 64:']] as const) {

@@ -29,6 +29,12 @@ describe('the address', () => {
     expect(fromHash(move.hash)).toEqual({ run: 'aa', at: 4, recipe });
   });
 
+  it('may name a run by the id of an answer', () => {
+    for (const prefix of ['', 'chatcmpl-', 'cmpl-', 'resp_', 'msg_']) expect(fromHash(`#run=${prefix}d3c160096f7b279e&at=2`)).toEqual({ run: 'd3c160096f7b279e', at: 2, recipe: null });
+    expect(fromHash('#run=resp_other').run).toBe('resp_other');
+    expect(moveTo('#run=chatcmpl-aa', 'aa', null)).toBeNull();
+  });
+
   describe('as it changes', () => {
     const page = { location: { hash: '' }, history: { pushState: vi.fn(), replaceState: vi.fn() } };
     beforeEach(() => {

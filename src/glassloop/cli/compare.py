@@ -1,4 +1,4 @@
-"""`glassloop compare`: one prompt decoded in several ways, side by side."""
+"""`glassloop compare`: one prompt, or that of a recorded run, decoded in several ways, side by side."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.kept import complete_run
 from glassloop.cli.options import (
     DEFAULT_MODEL,
+    AnyModel,
     AsChat,
+    AsText,
     Json,
     Keep,
-    Model,
     ModelDefaults,
     Plugins,
-    Prompt,
     System,
     given,
     json_or_text,
@@ -29,9 +30,10 @@ from glassloop.cli.options import (
 from glassloop.cli.terminal import print_json, print_table, visible, working, wrapped
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling, merge_options
-from glassloop.errors import SamplingError
+from glassloop.errors import GlassloopError, SamplingError
 
 if TYPE_CHECKING:
+    from glassloop.engine.llm import LLM
     from glassloop.trace.diff import Diff
     from glassloop.trace.run import Run
 
@@ -41,7 +43,17 @@ _ALIASES = {"beam": "beam_width", "beams": "beam_width"}
 
 
 def compare(
-    prompt: Prompt,
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT|RUN|FILE",
+            help="The text to continue ('-' reads it from stdin); or a run: a .glass file, its id in the"
+            " store (8 digits or more), the id of a server's answer, or 'last'. Its prompt is then decoded"
+            " again, with its options in place of those that are not given.",
+            autocompletion=complete_run,
+            show_default=False,
+        ),
+    ],
     ways: Annotated[
         list[str],
         typer.Option(
@@ -55,26 +67,43 @@ def compare(
     ],
     chat: AsChat = False,
     system: System = None,
-    model: Model = DEFAULT_MODEL,
+    as_text: AsText = False,
+    model: AnyModel = None,
     model_defaults: ModelDefaults = True,
     store: Keep = True,
     as_json: Json = False,
     plugin: Plugins = None,
     **options: Any,
 ) -> None:
-    """Decode one prompt in several ways with the same seed, and show where they differ and why."""
-    from glassloop.cli.kept import chat_messages, keep, load
-    from glassloop.trace.diff import diff
+    """Decode one prompt in several ways with the same seed, and show where they differ and why.
+
+    The prompt may be that of a recorded run, which is then the first of those that are compared.
+    """
+    from glassloop.cli.kept import chat_messages, find_runs, load, model_of, names_run, note_name
 
     load_plugins(plugin)
     common = given(options)
     asked = [merge_options({**common, "n": 1}, _way(way)) for way in ways]
     for each in asked:
         Sampling.from_dict(each)  # errors in the options come before the model is loaded
-    text = read_text(prompt)
-    llm = load(model, model_defaults=model_defaults)
+    if not as_text and names_run(prompt):
+        unfit = {"--chat": chat, "--system": system is not None, "--no-model-defaults": not model_defaults}
+        if refused := [name for name, is_given in unfit.items() if is_given]:
+            raise GlassloopError(f"{refused[0]} is given with a run, whose prompt and options are used")
+        recorded = find_runs(prompt)[0]
+        if recorded.diffusion is not None:
+            raise GlassloopError(
+                f"run {recorded.id[:8]} was written by diffusion; compare decodes token by token"
+            )
+        runs = _again(load(model or model_of(prompt, recorded)), recorded, ways, asked)
+        _show([f"run {recorded.id[:8]}", *ways], [recorded, *runs], as_json, runs if store else [])
+        return
+    text = prompt if as_text else read_text(prompt)
+    if not as_text and prompt != "-":
+        note_name(text)
+    llm = load(model or DEFAULT_MODEL, model_defaults=model_defaults)
     messages = chat_messages(llm, text, system) if chat or system is not None else None
-    runs: list[Run] = []
+    runs = []
     for way, each in zip(ways, asked, strict=True):
         sampling = with_defaults(each, llm.default_sampling)
         # All have the same luck, unless a way has a seed of its own.
@@ -82,16 +111,44 @@ def compare(
             sampling = replace(sampling, seed=runs[0].seed)
         with working(f"{way} ({len(runs) + 1} of {len(ways)})"):
             runs.append(llm.generate(text, sampling) if messages is None else llm.chat(messages, sampling))
-    parts = [diff(runs[0], run) for run in runs]
-    if store:
-        keep(runs)
-    if as_json:
-        print_json([_plain(*each) for each in zip(ways, runs, parts, strict=True)])
-        return
-    _print(ways, runs, parts)
+    _show(ways, runs, as_json, runs if store else [])
 
 
 takes_sampling(compare, prefix="For all runs", unset=True)
+
+
+def _again(llm: LLM, run: Run, ways: list[str], asked: list[dict[str, Any]]) -> list[Run]:
+    """Returns the prompt of a run decoded in several ways: with the options and the luck of the run, except
+    for what a way has."""
+    run.attach(llm)  # which finds the reason of a difference
+    past = run.options_at(0)
+    before = {**past.sampling.to_dict(), "n": 1, "seed": past.seed}
+    made: list[Run] = []
+    for way, each in zip(ways, asked, strict=True):
+        sampling = Sampling.from_dict(merge_options(before, each))
+        request = llm.prepare(run.prompt_ids, sampling, messages=run.messages)
+        request.runs[0].prompt = run.prompt
+        if sampling.seed == past.seed and sampling.beam_width == 1:
+            request.runs[0].salt = past.salt  # a run of several samples has luck of its own
+        with working(f"{way} ({len(made) + 1} of {len(ways)})"):
+            for _ in llm.follow(request):
+                pass
+        made.append(request.runs[0])
+    return made
+
+
+def _show(ways: list[str], runs: list[Run], as_json: bool, kept: list[Run]) -> None:
+    """Prints runs beside each other, and keeps those that are new."""
+    from glassloop.cli.kept import keep
+    from glassloop.trace.diff import diff
+
+    parts = [diff(runs[0], run) for run in runs]
+    if kept:
+        keep(kept)
+    if as_json:
+        print_json([_plain(*each) for each in zip(ways, runs, parts, strict=True)])
+    else:
+        _print(ways, runs, parts)
 
 
 def _way(text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from glassloop.cli.kept import Name
 from glassloop.cli.options import Json, Plugins, RunModel, load_plugins
+from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
 
 if TYPE_CHECKING:
     from glassloop.trace.diff import Diff
@@ -14,16 +15,24 @@ if TYPE_CHECKING:
 
 
 def diff(
-    first: Name, second: Name, model: RunModel = None, as_json: Json = False, plugin: Plugins = None
+    first: Name,
+    second: Name,
+    model: RunModel = None,
+    as_json: Json = False,
+    plugin: Plugins = None,
+    server: ServerURL = None,
+    api_key: ServerKey = None,
+    api_key_file: ServerKeyFile = None,
 ) -> None:
     """Say where two runs differ first, and which option, seed, prompt or token is the reason."""
     from glassloop.cli.compare import print_texts
-    from glassloop.cli.kept import find_runs
+    from glassloop.cli.kept import find_runs, found_as
     from glassloop.cli.terminal import print_json, visible, wrapped
 
     load_plugins(plugin)
-    one, other = find_runs(first)[0], find_runs(second)[0]
-    told = _compared(first, one, other, model)
+    there = connect(server, api_key, api_key_file)
+    one, other = find_runs(first, there)[0], find_runs(second, there)[0]
+    told = _compared(found_as(first, one, there), one, other, model)
     if as_json:
         texts = {
             "first_run": one.id,

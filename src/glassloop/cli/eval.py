@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from glassloop.cli.help import INPUT, OUTPUT
-from glassloop.cli.options import DEFAULT_MODEL, Json, KVMemory, Model, Ops, given, takes_sampling
+from glassloop.cli.options import (
+    DEFAULT_MODEL,
+    Json,
+    KVMemory,
+    Model,
+    Ops,
+    Plugins,
+    given,
+    load_plugins,
+    takes_sampling,
+)
 from glassloop.cli.terminal import visible, working
 from glassloop.errors import GlassloopError
 
@@ -22,7 +32,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="TASK",
-            help="A .jsonl file (a line has prompt or messages, and answer), a .yaml file of"
+            help="A .jsonl file (a line has prompt, question or messages, and answer), a .yaml file of"
             " lm-evaluation-harness, or gsm8k, ifeval, ifeval:loose, bbh, bbh:PART, gym:GENERATOR.",
         ),
     ],
@@ -88,6 +98,7 @@ def evaluate(
     ops: Ops = None,
     kv_memory: KVMemory = None,
     streams: Annotated[int | None, typer.Option(metavar="N", help="How many sequences run at once.")] = None,
+    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Measure methods on a task whose answers are known.
@@ -100,6 +111,7 @@ def evaluate(
     from glassloop.evaluate.evaluation import evaluate as run
     from glassloop.evaluate.find import find_task
 
+    load_plugins(plugin)
     sampling = given(options)
     seed = sampling.pop("seed", 0)
     max_tokens = sampling.pop("max_tokens", None)

@@ -11,11 +11,14 @@ import typer
 from glassloop.cli.diffusion import Holes
 from glassloop.cli.help import OUTPUT
 from glassloop.cli.kept import Name, Which
-from glassloop.cli.options import Json, Plugins, RunModel, given, load_plugins, takes_sampling
+from glassloop.cli.options import Json, Ops, Plugins, RunModel, given, load_plugins, takes_sampling
+from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
+    from glassloop.cli.remote import RemoteServer
     from glassloop.decode.explain import Explanation
+    from glassloop.engine.llm import LLM
     from glassloop.trace.run import Run
 
 _WHAT = "What to explain"
@@ -25,15 +28,16 @@ _BEFORE = 60  # characters of the text before the token that are shown
 def explain(
     name: Name,
     step: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--step",
             "-s",
             metavar="N|TEXT",
-            help="Which token: its number, from 0 (-1 is the last), or its text (the first one that has it).",
+            help="Which token: its number, from 0 (-1 is the last), or its text (the first one that has it)."
+            " Default: the most surprising one.",
             rich_help_panel=_WHAT,
         ),
-    ] = "0",
+    ] = None,
     in_prompt: Annotated[
         bool,
         typer.Option(
@@ -75,6 +79,10 @@ def explain(
     as_json: Json = False,
     plugin: Plugins = None,
     holes: Holes = None,
+    ops: Ops = None,
+    server: ServerURL = None,
+    api_key: ServerKey = None,
+    api_key_file: ServerKeyFile = None,
     **options: Any,
 ) -> None:
     """Say why a token was chosen: what each stage did, how much luck each candidate drew, and which one won.
@@ -82,14 +90,17 @@ def explain(
     Any option of generate makes it a what-if question: with --temperature 0.3, for example, it says which
     token the same luck would have chosen.
     """
-    from glassloop.cli.kept import find_run, load, model_of
-    from glassloop.cli.naming import find_place
+    from glassloop.cli.kept import beam_pieces, find_run, found_as, is_path, load, model_of
     from glassloop.cli.terminal import print_json, print_notes, quoted, visible
-    from glassloop.engine.replay import check_run, token_at
+    from glassloop.engine.replay import token_at
 
+    here = {"model": model, "ops": ops, "plugin": plugin, "holes": holes, "adapter": options.get("adapter")}
+    there = connect(server, api_key, api_key_file, **here)
     load_plugins(plugin)
     overrides = given(options)
-    run = find_run(name, which)
+    run = find_run(name, which, there)
+    # A file is explained here; the runs of a server are explained there.
+    there = None if there is not None and is_path(name) else there
     if number is not None and (run.diffusion is None or in_prompt):
         raise GlassloopError("--pass is given; a token that was filled by a pass of diffusion is expected")
     if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
@@ -97,17 +108,17 @@ def explain(
     if run.upstream is not None:
         _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
         return
-    llm = load(model or model_of(name, run), holes=holes)
+    llm = None if there is not None else load(model or model_of(name, run), ops, holes=holes)
+    maker: Any = there if llm is None else llm
     if in_prompt:
-        check_run(llm, run)  # before its token ids are looked up
-        of, pieces = "prompt", list(map(llm.piece, run.prompt_ids))
+        of, pieces = "prompt", _prompt_pieces(llm, there, run)
     else:
         of, pieces = "answer", [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
-    at = find_place(step, pieces, f"the {of}", "--step")
+    at = _place(run, step, pieces, of)
     asked_pass: dict[str, Any] = {} if number is None else {"number": number}
     luck = "new" if new_luck else "same"
     with _naming_step():
-        told = llm.explain(run, at, of=of, luck=luck, shown=shown, **asked_pass, **overrides)
+        told = maker.explain(run, at, of=of, luck=luck, shown=shown, **asked_pass, **overrides)
     print_notes(told.notes)
     token = None if in_prompt else token_at(run, at)
     if as_json:
@@ -115,19 +126,19 @@ def explain(
         print_json({"run": run.id, "step": at, "of": of, "recorded": record, **told.to_dict()})
         return
     actual = run.prompt_ids[at] if in_prompt else None if token is None else token.id
-    piece = None if actual is None else llm.piece(actual)
+    piece = pieces[at] if in_prompt else None if token is None else token.piece
     if in_prompt:
-        before = "".join(map(llm.piece, run.prompt_ids[:at]))
+        before = "".join(pieces[:at])
         place, source = f"token {at} of the prompt", "prompt"
     else:
         before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
         place, source = f"token {at}", "to come" if token is None else token.source
-    _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told)
+    _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told, step is None)
     if token is not None and token.source == "beam" and run.beams:
         from glassloop.cli.beams import print_beams
 
         print()
-        print_beams(run, llm.piece, until=at)
+        print_beams(run, llm.piece if llm else beam_pieces(found_as(name, run, there), run), until=at)
     asked = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * new_luck
     if asked:
         came = quoted(told.winner.text)
@@ -137,6 +148,33 @@ def explain(
 
 
 takes_sampling(explain, prefix="What if", unset=True)
+
+
+def _prompt_pieces(llm: LLM | None, server: RemoteServer | None, run: Run) -> list[str]:
+    """Returns the text of each token of the prompt, from the model here or from the server."""
+    from glassloop.engine.replay import check_run
+
+    if llm is None:
+        return [] if server is None else server.prompt_pieces(run)
+    check_run(llm, run)  # before its token ids are looked up
+    return list(map(llm.piece, run.prompt_ids))
+
+
+def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
+    """Returns the place of the token that `--step` names; by default that of the most surprising one. The
+    tokens of a prompt are scored only if that was asked for."""
+    from glassloop.cli.naming import find_place
+    from glassloop.trace.worst import most_surprising
+
+    if step is not None:
+        return find_place(step, pieces, f"the {of}", "--step")
+    if of == "answer":
+        return next(iter(most_surprising(run.tokens)), 0)
+    if not run.prompt_tokens:
+        raise GlassloopError(
+            "--prompt is given without --step; the number or the text of a token is expected"
+        )
+    return 1 + next(iter(most_surprising(run.prompt_tokens)), 0)  # the first token has no record
 
 
 @contextmanager
@@ -151,16 +189,21 @@ def _naming_step() -> Iterator[None]:
 
 
 def _print_told(
-    run: Run, step: str, in_prompt: bool, new_luck: bool, shown: int, overrides: dict[str, Any], as_json: bool
+    run: Run,
+    step: str | None,
+    in_prompt: bool,
+    new_luck: bool,
+    shown: int,
+    overrides: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Explains a token of a run that another engine computed, which needs no model: only its record is
     known."""
-    from glassloop.cli.naming import find_place
     from glassloop.cli.terminal import print_json
 
     of, tokens = ("prompt", run.prompt_tokens) if in_prompt else ("answer", run.tokens)
     first = [""] if in_prompt else []  # of a prompt, the first token has no record
-    at = find_place(step, [*first, *(each.piece for each in tokens)], f"the {of}", "--step")
+    at = _place(run, step, [*first, *(each.piece for each in tokens)], of)
     with _naming_step():
         told = run.explain(at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
     token = tokens[at - len(first)]
@@ -170,16 +213,29 @@ def _print_told(
     before = "".join([each.text for each in tokens[: at - len(first)]])
     place = f"token {at}{' of the prompt' if in_prompt else ''} of run {run.id[:8]}"
     source = "prompt" if in_prompt else token.source
-    _print(run, place, ("" if in_prompt else run.prompt or "") + before, token.piece, source, told)
+    _print(
+        run, place, ("" if in_prompt else run.prompt or "") + before, token.piece, source, told, step is None
+    )
 
 
-def _print(run: Run, place: str, before: str, piece: str | None, source: str, told: Explanation) -> None:
+def _print(
+    run: Run,
+    place: str,
+    before: str,
+    piece: str | None,
+    source: str,
+    told: Explanation,
+    by_default: bool,
+) -> None:
+    """Prints the token in its text, the tables and the sentence. `by_default` tells that the token was not
+    named: it is the most surprising one."""
     from glassloop.cli.terminal import quoted, visible, wrapped
 
     cut = "…" if len(before) > _BEFORE else ""
     print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {'…' if piece is None else quoted(piece)}")
     model = visible(run.model, newlines=False)
-    print(wrapped(f"{place} · {model} · seed {told.seed} · {source}") + "\n")
+    chosen = " · the most surprising one; --step N explains another" if by_default and piece else ""
+    print(wrapped(f"{place} · {model} · seed {told.seed} · {source}{chosen}") + "\n")
     print_reasons(told)
 
 

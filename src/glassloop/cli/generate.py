@@ -101,7 +101,7 @@ def generate(
     **options: Any,
 ) -> None:
     """Continue a text with a model, token by token, or, with --chat, answer a message."""
-    from glassloop.cli.kept import chat_messages, drafter, load, load_upstream
+    from glassloop.cli.kept import chat_messages, drafter, load, load_upstream, note_name
 
     set_color(color)
     if (prompt is None) == (prompts is None):
@@ -125,6 +125,8 @@ def generate(
         print_batch(batch, entries, json_output, trace, show, store)
         return
     text = read_text(prompt or "")
+    if prompt != "-":
+        note_name(text)
     llm: AnyEngine
     if upstream is None:
         llm = load(model, ops, kv_memory, drafter(draft), model_defaults, holes)

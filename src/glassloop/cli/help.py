@@ -1,5 +1,6 @@
 """The text of `--help`: options in groups (`rich_help_panel`), with their names in one column and what they
-do in another, so that it can be read on a terminal of 80 columns.
+do in another, so that it can be read on a terminal of 80 columns. Of a command with very many options it has
+those that are used most; `--help-all` has all.
 """
 
 from __future__ import annotations
@@ -23,12 +24,31 @@ INPUT = "What to generate"
 CHOOSING, PENALTIES, CONSTRAINTS = "Choosing tokens", "Penalties", "Constraints"
 SAMPLES, STOPPING = "Samples and beams", "When to stop"
 OUTPUT, MODEL = "Output and record", "Model and memory"
-_OTHER = "Options"
+_OTHER, _SHORT = "Options", "Common options"
 _ORDER = [
     each.lower()
     for each in (INPUT, CHOOSING, PENALTIES, CONSTRAINTS, SAMPLES, STOPPING, OUTPUT, MODEL, _OTHER)
 ]
 _FEW = 9  # arguments and options that need no groups
+_MANY = 40  # arguments and options of which `--help` shows some
+# Those that it shows of the groups that commands share. A command's own groups are shown in full.
+_COMMON = frozenset(
+    (
+        *(
+            "prompts",
+            "chat",
+            "system",
+            "temperature",
+            "top_p",
+            "seed",
+            "n",
+            "max_tokens",
+            "stop",
+            "json_schema",
+        ),
+        *("model", "show", "trace", "json_output", "as_json", "record", "server", "question", "help"),
+    )
+)
 _NAMES = 24  # the width of the column with the names of options
 _HIDDEN_VALUES: tuple[Any, ...] = (None, False, "", [], ())  # defaults that say nothing
 
@@ -88,16 +108,29 @@ class App(typer.Typer):
         return super().command(name, cls=_Command, **settings)
 
 
-def _print_help(command: TyperCommand | TyperGroup, ctx: Any) -> None:
+def print_all_help(ctx: typer.Context, wanted: bool) -> None:
+    """Prints the help with all options of a command, if that is wanted, and ends: `--help-all`."""
+    if wanted and not ctx.resilient_parsing:
+        command: Any = ctx.command
+        _print_help(command, ctx, everything=True)
+        raise typer.Exit
+
+
+def _print_help(command: TyperCommand | TyperGroup, ctx: Any, everything: bool = False) -> None:
+    """Prints the help of a command: all of its options, or, if there are many, those that are used most."""
     from rich.console import Console
     from rich.text import Text
 
-    parameters = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
-    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    known = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
+    arguments = [each for each in known if each.param_type_name == "argument"]
+    is_short = len(known) > _MANY and not everything and any(each.name == "help_all" for each in known)
+    parameters = [each for each in known if _is_common(each)] if is_short else known
     panels: dict[str, list[tuple[Text, Text]]] = {}
     for each in parameters:
         title = getattr(each, "rich_help_panel", None) if len(parameters) > _FEW else None
         title = title or ("Arguments" if each in arguments else _OTHER)
+        if len(parameters) < len(known) and _place(title) >= 0:
+            title = _SHORT  # a group for each of the few that are left would be longer than they are
         panels.setdefault(title, []).append((_names(each), _description(each)))
     panels = dict(sorted(panels.items(), key=lambda panel: _place(panel[0])))
     subcommands = getattr(command, "commands", {}).values()
@@ -110,6 +143,17 @@ def _print_help(command: TyperCommand | TyperGroup, ctx: Any) -> None:
     console.print(Text("\n" + _paragraphs(command.help) + "\n"))
     for title, rows in panels.items():
         console.print(_panel(title, rows, 11 if rows is panels.get("Commands") else _NAMES))
+    if len(parameters) < len(known):
+        more = f"{len(known) - len(parameters)} more options: {ctx.command_path} --help-all"
+        console.print(Text(f"{more}\n", "bold"))
+
+
+def _is_common(parameter: Any) -> bool:
+    """Returns whether a parameter is shown where there are many: an argument, one of the command's own
+    groups, or one that is used often."""
+    title = getattr(parameter, "rich_help_panel", None)
+    is_own = title is not None and _place(title) < 0
+    return parameter.param_type_name == "argument" or is_own or parameter.name in (*_COMMON, "help_all")
 
 
 def _place(title: str) -> int:

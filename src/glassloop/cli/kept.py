@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from glassloop.cli.remote import RemoteServer
+    from glassloop.decode.sampling import Sampling
     from glassloop.engine.llm import LLM
     from glassloop.text.tokenizer import Tokenizer
     from glassloop.trace.run import Run
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
     AnyEngine = LLM | UpstreamEngine
 
-NAME_HELP = "A .glass file, or a run in the store: its id, the beginning of it, or 'last'."
+NAME_HELP = (
+    "A .glass file, or a run in the store: its id, the beginning of it, the id of a server's answer"
+    " (chatcmpl-…), or 'last'."
+)
 
 
 def complete_run(start: str) -> list[str]:
@@ -39,15 +44,60 @@ Which = Annotated[
 ]
 
 
-def find_runs(name: str) -> list[Run]:
-    """Returns all runs of a file, or the one in the store."""
+def find_runs(name: str, server: RemoteServer | None = None) -> list[Run]:
+    """Returns all runs of a file, or the one in the store or on a server."""
     from glassloop.trace.file import read
     from glassloop.trace.store import Store
 
-    return read(name) if _is_path(name) else [Store().get(name)]
+    if is_path(name):
+        return read(name)
+    return [Store().get(name) if server is None else server.run(name)]
 
 
-def _is_path(name: str) -> bool:
+def found_as(name: str, run: Run, server: RemoteServer | None) -> str:
+    """Returns the name that `model_of` and `prompt_text` take for a run: a run of a server is trusted as
+    little as that of a file."""
+    return name if server is None else f"{run.id}.glass"
+
+
+def names_run(text: str) -> bool:
+    """Returns whether an argument that may be a prompt names a run: a .glass file, an id of at least 8
+    digits, the id of an answer, or "last"."""
+    from glassloop.cli.options import is_file
+    from glassloop.trace.run_name import is_run_name
+
+    is_glass = text.endswith(".glass") and (is_file(Path(text)) or not any(map(str.isspace, text)))
+    return is_glass or is_run_name(text)
+
+
+def note_name(text: str) -> None:
+    """Tells on stderr that a text which is about to be continued is the name of a file or of a run, since its
+    contents may be meant."""
+    from glassloop.cli.options import is_file
+    from glassloop.cli.terminal import visible
+    from glassloop.errors import GlassloopError
+    from glassloop.trace.store import Store
+
+    if is_file(Path(text)):
+        what = "a file"
+    elif names_run(text):
+        try:
+            Store().get(text)
+        except GlassloopError:
+            return
+        what = "a run"
+    else:
+        return
+    shown = visible(text[:80], newlines=False)
+    instead = "compare, explain and fork take a run" if names_run(text) else "'-' reads a prompt from stdin"
+    print(
+        f"glassloop: the prompt {shown!r} is the name of {what}, and is continued as a text; {instead}",
+        file=sys.stderr,
+    )
+
+
+def is_path(name: str) -> bool:
+    """Returns whether the name of a run is that of a file."""
     from glassloop.cli.options import is_file
 
     return is_file(Path(name)) or name.endswith(".glass") or os.sep in name
@@ -65,7 +115,7 @@ def model_of(name: str, run: Run) -> str:
     from glassloop.trace.store import Store
 
     run.check_computable()
-    if run.model == DEFAULT_MODEL or not (_is_path(name) or Store().is_from_server(run.id)):
+    if run.model == DEFAULT_MODEL or not (is_path(name) or Store().is_from_server(run.id)):
         return run.model
     try:
         if not isinstance(resolve(run.model), Path) and find(run.model) is not None:
@@ -78,13 +128,14 @@ def model_of(name: str, run: Run) -> str:
     )
 
 
-def find_run(name: str, which: str) -> Run:
-    """Returns the first run of a file or the store whose id begins with `which`."""
+def find_run(name: str, which: str, server: RemoteServer | None = None) -> Run:
+    """Returns the first run of a file, the store or a server whose id begins with `which`."""
     from glassloop.errors import TraceError
+    from glassloop.trace.run_name import run_id
 
-    runs = find_runs(name)
+    runs = find_runs(name, server)
     for run in runs:
-        if run.id.startswith(which):
+        if run.id.startswith(run_id(which)):
             return run
     known = ", ".join([run.id[:8] for run in runs[:5]]) + (", …" if len(runs) > 5 else "")
     raise TraceError(f"--run is {which}; {name} has {known}")
@@ -110,6 +161,22 @@ def tokenizer_of(name: str, run: Run) -> Tokenizer | None:
     try:
         model = model_of(name, run)
         return None if find(model) is None else load_tokenizer(model)
+    except GlassloopError:
+        return None
+
+
+def defaults_of(name: str, run: Run) -> Sampling | None:
+    """Returns the sampling settings of the model that a run names, if that is on this machine and may be
+    loaded."""
+    from glassloop.decode.defaults import sampling_of_model
+    from glassloop.errors import GlassloopError
+    from glassloop.model.loader import ModelFiles
+    from glassloop.model.registry import find
+
+    try:
+        model = model_of(name, run)
+        path = find(model)
+        return None if path is None else sampling_of_model(model, ModelFiles(path))
     except GlassloopError:
         return None
 
@@ -161,15 +228,18 @@ def load(
     """Loads a model, with the adapters of the command line. Without `model_defaults`, its own sampling
     settings are not used. `holes` is the file of an adapter for masked rows."""
     from glassloop.cli.adapters import load_given
-    from glassloop.cli.terminal import working
+    from glassloop.cli.terminal import print_notes, progress_bar
 
-    with working(f"Loading {model}"):
+    with progress_bar(f"Loading {model}") as advance:
         from glassloop.engine.llm import LLM
+        from glassloop.model.loader import watch_loading
 
-        llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
+        with watch_loading(advance):
+            llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
         load_given(llm)
         if holes is not None:
             llm.load_holes(holes)
+    print_notes(llm.notes)
     if not model_defaults:
         from glassloop.decode.sampling import Sampling
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from math import exp
 from pathlib import Path
@@ -12,9 +11,11 @@ import typer
 
 from glassloop.cli.help import App
 from glassloop.cli.kept import complete_run
-from glassloop.cli.options import DEFAULT_MODEL, AnyModel, Json, Ops, is_file, read_text
+from glassloop.cli.naming import find_place, number_in
+from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops, read_text
 from glassloop.cli.picture import GridCell, grid, save
 from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.engine.lens import Attention, Layers, Neighbour, Neighbours, Piece
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 _BAR = 14  # characters, so that a table fits 80 columns
 _SHOWN = 40  # tokens of a long text: those with the most attention
-_RUN_ID = re.compile(r"last|[0-9a-f]{8,32}")
-_TOKEN_HELP = "The token: its number, from 0 (-1 is the last), or its text."
+_TOKEN_HELP = (
+    "The token: its number, from 0 (-1 is the last), or its text. Of a run, those of the answer count."
+)
 
 app = App(help="Look inside the model: attention, the prediction of each layer, neighbours of tokens.")
 TextOrRun = Annotated[
@@ -37,8 +39,8 @@ TextOrRun = Annotated[
     ),
 ]
 Place = Annotated[str, typer.Option("--token", "-t", metavar="N|TEXT", help=_TOKEN_HELP)]
-AsText = Annotated[
-    bool, typer.Option("--text", help="Treat the argument as a text, even if it looks like a run.")
+InPrompt = Annotated[
+    bool, typer.Option("--prompt", help="Of a run: count the tokens of the prompt, not of the answer.")
 ]
 Picture = Annotated[
     Path | None, typer.Option("--picture", "-p", metavar="FILE", help="Draw a picture into this .svg file.")
@@ -49,6 +51,7 @@ Picture = Annotated[
 def attention(
     source: TextOrRun,
     token: Place = "-1",
+    in_prompt: InPrompt = False,
     layer: Annotated[
         int | None,
         typer.Option("--layer", "-l", metavar="N", min=1, help="Show the heads of this layer, from 1."),
@@ -61,7 +64,7 @@ def attention(
 ) -> None:
     """Show how much each head of each layer attends from a token to itself and to the tokens before it."""
     text, llm = _open(source, model, ops, as_text)
-    seen = llm.lens.attention(text, _place(token))
+    seen = llm.lens.attention(text, _place(llm, text, token, in_prompt))
     if layer is not None:
         seen.layer(layer)  # raises before anything is written
     if picture is not None:
@@ -69,15 +72,16 @@ def attention(
     if as_json:
         print_json(seen.to_dict(layer))
     elif layer is None:
-        _print_attention(seen)
+        _print_attention(seen, _told_place(text, seen.token))
     else:
-        _print_heads(seen, layer)
+        _print_heads(seen, layer, _told_place(text, seen.token))
 
 
 @app.command()
 def layers(
     source: TextOrRun,
     token: Place = "-1",
+    in_prompt: InPrompt = False,
     count: Annotated[
         int, typer.Option("--count", "-c", metavar="N", min=1, max=1000, help="How many tokens per layer.")
     ] = 4,
@@ -89,13 +93,13 @@ def layers(
 ) -> None:
     """Show the logit lens: what each layer would predict next if it were the last one."""
     text, llm = _open(source, model, ops, as_text)
-    seen = llm.lens.layers(text, _place(token), count)
+    seen = llm.lens.layers(text, _place(llm, text, token, in_prompt), count)
     if picture is not None:
         save(_draw_layers(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:
-        _print_layers(seen)
+        _print_layers(seen, _told_place(text, seen.token))
 
 
 @app.command()
@@ -126,23 +130,50 @@ def neighbours(
 
 def _open(source: str, model: str | None, ops: str | None, as_text: bool) -> tuple[Run | str, LLM]:
     """Returns a text or a run, and the model to look into."""
-    from glassloop.cli.kept import find_runs, load, model_of
+    from glassloop.cli.kept import find_runs, load, model_of, names_run
 
-    named = source.endswith(".glass") and (is_file(Path(source)) or not re.search(r"\s", source))
-    if not as_text and (named or _RUN_ID.fullmatch(source)):
+    if not as_text and names_run(source):
         run = find_runs(source)[0]
         return run, load(model or model_of(source, run), ops)
     return source if as_text else read_text(source), load(model or DEFAULT_MODEL, ops)
 
 
-def _place(token: str) -> int | str:
-    return int(token) if re.fullmatch(r"-?\d{1,9}", token) else token
+def _place(llm: LLM, text: Run | str, token: str, in_prompt: bool) -> int | str:
+    """Returns the token that `--token` names, as a lens takes it. Numbers are those of all commands: of a run
+    they count the tokens of the answer, or of the prompt."""
+    number = number_in(token)
+    if isinstance(text, str):
+        if in_prompt:
+            raise GlassloopError("--prompt is given with a text; it is for the prompt of a run")
+        return token if number is None else number
+    before, made = len(text.prompt_ids), len(text.tokens)
+    if in_prompt:
+        at = find_place(token, list(map(llm.piece, text.prompt_ids)), "the prompt", "--token")
+        if not 0 <= at < before:
+            raise GlassloopError(
+                f"--token is {token}; a token of the prompt from 0 to {before - 1} is expected"
+            )
+        return at
+    if number is None or (number < 0 and before + made + number >= 0):
+        return token if number is None else number
+    if not 0 <= number < made:
+        raise GlassloopError(f"--token is {token}; a token of the answer from 0 to {made - 1} is expected")
+    return before + number
+
+
+def _told_place(text: Run | str, at: int) -> str:
+    """Returns where the token is in a run, in the words of all commands."""
+    if isinstance(text, str):
+        return ""
+    before = len(text.prompt_ids)
+    of = f"{at} of the prompt" if at < before else f"{at - before} of the answer"
+    return f"token {of} of run {text.id[:8]}"
 
 
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _print_attention(seen: Attention) -> None:
+def _print_attention(seen: Attention, where: str) -> None:
     mean, elsewhere = seen.mean, seen.elsewhere
     most = float(elsewhere.max()) or 1.0
     rows = []
@@ -158,7 +189,7 @@ def _print_attention(seen: Attention) -> None:
                 f"layer {layer}, head {head}: {100 * weight:.0f} %",
             )
         )
-    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen)
+    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen, where)
     columns = ("n", "token", "mean", "no first", "", "strongest head")
     print_table(columns, rows, right=("n", "mean", "no first"), cut=("token",))
     layers, heads, _ = seen.weights.shape
@@ -171,18 +202,18 @@ def _shown(seen: Attention) -> list[int]:
     return sorted(sorted(range(len(mean)), key=lambda at: -mean[at])[:_SHOWN])
 
 
-def _print_heads(seen: Attention, layer: int) -> None:
+def _print_heads(seen: Attention, layer: int, where: str) -> None:
     rows = []
     for head, weights in enumerate(seen.layer(layer), 1):
         best = sorted(range(len(weights)), key=lambda at: -weights[at])[:4]
         rows.append(
             (str(head), ", ".join(f"{quoted(seen.tokens[at].text)} {100 * weights[at]:.0f} %" for at in best))
         )
-    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks in layer {layer}", seen)
+    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks in layer {layer}", seen, where)
     print_table(("head", "at"), rows, right=("head",), fold=("at",))
 
 
-def _print_layers(seen: Layers) -> None:
+def _print_layers(seen: Layers, where: str) -> None:
     rows = [
         (
             str(said.layer) if said.layer else "none",
@@ -193,7 +224,7 @@ def _print_layers(seen: Layers) -> None:
         )
         for said in seen.layers
     ]
-    _print_head(f"What comes after {quoted(seen.tokens[-1].text)}, by layer", seen)
+    _print_head(f"What comes after {quoted(seen.tokens[-1].text)}, by layer", seen, where)
     follows = quoted(seen.follows.text)
     header = ("layer", "would say", "entropy", "rank", follows)
     print_table(header, rows, right=("layer", "entropy", "rank", follows), cut=("would say",))
@@ -210,8 +241,8 @@ def _print_neighbours(seen: Neighbours) -> None:
     print_table(("token", "id", "cosine", ""), rows, right=("id", "cosine"))
 
 
-def _print_head(what: str, seen: Attention | Layers | Neighbours) -> None:
-    print(_line(f"{what} · {seen.model} · {seen.ops}") + "\n")
+def _print_head(what: str, seen: Attention | Layers | Neighbours, where: str = "") -> None:
+    print(_line(" · ".join(filter(None, (what, where, seen.model, seen.ops)))) + "\n")
 
 
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -33,6 +33,7 @@ from glassloop.cli import (
     watch,
 )
 from glassloop.cli.help import App
+from glassloop.cli.serve_config import PREFIX
 from glassloop.cli.terminal import visible
 from glassloop.errors import GlassloopError
 
@@ -56,7 +57,7 @@ app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)
 app.command(name="eval")(eval.evaluate)
 app.command(name="export")(export.export)
-app.command(name="serve")(serve.serve)
+app.command(name="serve", context_settings={"auto_envvar_prefix": PREFIX})(serve.serve)
 app.command(name="tokenize")(tokenize.tokenize)
 app.command(name="train", context_settings=train.SETTINGS)(train.train)
 app.add_typer(lens.app, name="lens")
@@ -87,6 +88,12 @@ def main() -> None:
     except GlassloopError as error:
         # The message may quote an untrusted file or model.
         print(f"glassloop: {visible(str(error), newlines=False)}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "glassloop: there is no memory left: end other programs, or give less --kv-memory",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except Exception as error:
         from glassloop.decode.stage import authors_traceback

@@ -15,8 +15,8 @@ import typer
 
 from glassloop.cli.help import App
 from glassloop.cli.options import Json, Ops, complete_model
-from glassloop.cli.terminal import print_json, print_result, print_table, visible, working
-from glassloop.errors import RegistryError
+from glassloop.cli.terminal import print_json, print_result, print_table, progress_bar, visible, working
+from glassloop.errors import GlassloopError, RegistryError
 from glassloop.files import sha256_of
 from glassloop.model import registry
 from glassloop.model.registry.catalog import Entry
@@ -25,7 +25,7 @@ from glassloop.model.registry.store import size_text, tree_size
 if TYPE_CHECKING:
     from glassloop.model.check import Finding
 
-app = App(help="List, pull, check and remove models.")
+app = App(help="List, pull, check, convert and remove models.")
 
 
 _STYLES = {"yes": "green", "no": "dim", "damaged": "bold red"}  # of cells in the list
@@ -109,7 +109,8 @@ def show(
 def check(name: NameOrPath, ops: Ops = None, as_json: Json = False) -> None:
     """Check that a model can be used here: its files, tokenizer and template, every weight, one step.
 
-    The exit code is 0 if it can, and 2 if something is wrong, which one line on stderr says.
+    It also says which types the tensors have and how much memory the weights take. The exit code is 0 if the
+    model can be used, and 2 if not; one line on stderr says why, and what can be used instead.
     """
     from glassloop.model.check import check_model
 
@@ -118,10 +119,15 @@ def check(name: NameOrPath, ops: Ops = None, as_json: Json = False) -> None:
         raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     findings = check_model(source, ops)
     found: dict[str, object] = {}
-    while finding := _next(findings):
-        found[finding.what] = finding.found
-        if not as_json:
-            print(visible(f"{finding.what:<9}  {finding.found}", newlines=False), flush=True)
+    try:
+        while finding := _next(findings):
+            found[finding.what] = finding.found
+            if not as_json:
+                print(visible(f"{finding.what:<9}  {finding.found}", newlines=False), flush=True)
+    except GlassloopError as error:
+        if as_json:
+            print_json({"path": str(source), "usable": False, **found, "problem": str(error)})
+        raise
     if as_json:
         print_json({"path": str(source), "usable": True, **found})
 
@@ -129,6 +135,43 @@ def check(name: NameOrPath, ops: Ops = None, as_json: Json = False) -> None:
 def _next(findings: Iterator[Finding]) -> Finding | None:
     with working("checking"):
         return next(findings, None)
+
+
+_CONVERTED = "q8_0, q6_k, q5_k, q4_k, q4_0, q4_1, iq4_nl, mxfp4, f16, bf16 or f32"
+
+
+@app.command()
+def convert(
+    name: NameOrPath,
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT.gguf", help="The file to write; it must not exist.", show_default=False),
+    ],
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="FORMAT", help=f"The format of the matrices: {_CONVERTED}.")
+    ] = "q4_k",
+    as_json: Json = False,
+) -> None:
+    """Write any model as a GGUF file with quantized weights, and print the error of each matrix.
+
+    The embedding and the head get more bits than the other matrices. The file appears when it is complete,
+    and is read back.
+    """
+    from glassloop.train.quantize_file import convert as write
+
+    with progress_bar("converting") as advance:
+        reports = write(name, out, weights, advance)
+    size = out.stat().st_size
+    if as_json:
+        print_json({"path": str(out), "size": size, "tensors": [each._asdict() for each in reports]})
+        return
+    cells = [
+        (each.name, each.format, f"{each.error:.2%}", f"{each.largest:.2g}", size_text(each.size))
+        for each in reports
+        if len(each.shape) == 2
+    ]
+    print_table(("matrix", "format", "error", "largest", "size"), cells, right=("error", "largest", "size"))
+    print(f"{out}: {size_text(size)}, {len(reports)} tensors, read back")
 
 
 @app.command()
@@ -185,7 +228,7 @@ def _facts(name: str, verify: bool) -> dict[str, object]:
 
 
 def _describe(path: Path) -> dict[str, object]:
-    if path.suffix != ".gguf" and not (path / "config.json").is_file():
+    if path.suffix not in (".gguf", ".safetensors") and not (path / "config.json").is_file():
         return {}
     from glassloop.model.loader import describe
 

@@ -12,7 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from glassloop.cli.help import CHOOSING, CONSTRAINTS, INPUT, MODEL, OUTPUT, PENALTIES, SAMPLES, STOPPING
+from glassloop.cli.help import (
+    CHOOSING,
+    CONSTRAINTS,
+    INPUT,
+    MODEL,
+    OUTPUT,
+    PENALTIES,
+    SAMPLES,
+    STOPPING,
+    print_all_help,
+)
 from glassloop.cli.terminal import Color, visible
 from glassloop.decode.defaults import non_default
 from glassloop.decode.sampling import Sampling
@@ -89,9 +99,6 @@ def _model(help: str) -> Any:
     )
 
 
-Prompt = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="The text to continue; '-' reads it from stdin.")
-]
 Model = Annotated[str, _model("The model: a name, a .gguf file or a folder with safetensors.")]
 RunModel = Annotated[str | None, _model("Model name or path, if the model has moved since the run.")]
 AnyModel = Annotated[str | None, _model(f"Model name or path. Default: that of the run, or {DEFAULT_MODEL}.")]
@@ -168,6 +175,14 @@ ModelDefaults = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+AsText = Annotated[
+    bool,
+    typer.Option(
+        "--text",
+        help="Treat the argument as a text, even if it looks like a run.",
+        rich_help_panel=INPUT,
+    ),
+]
 AsChat = Annotated[
     bool,
     typer.Option(
@@ -190,8 +205,8 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="Load stages of your own from this Python file; may be repeated. The file is run as a program,"
-        " with all your rights.",
+        help="Load stages, verifiers and methods of your own from this Python file; may be repeated. The file"
+        " is run as a program, with all your rights.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -256,22 +271,35 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def changed_options(sampling: Sampling) -> str:
-    """Returns the options that differ from the defaults, in one line."""
+def options_line(sampling: Sampling, defaults: Sampling | None) -> str:
+    """Returns the temperature and all options that differ from those of `Sampling()`, in one line. Those that
+    are the settings of the model, `defaults`, are marked; None if these are not known."""
     plain = Sampling().to_dict()
-    changed = {name: value for name, value in sampling.to_dict().items() if value != plain[name]}
-    return visible(", ".join(f"{name}={value}" for name, value in changed.items()), newlines=False)
+    values = {
+        name: value
+        for name, value in sampling.to_dict().items()
+        if value != plain[name] or (name == "temperature" and sampling.beam_width == 1)
+    }
+    own = {} if defaults is None else non_default(defaults)
+    by_model = [f"{name}={value}" for name, value in values.items() if own.get(name) == value]
+    others = [f"{name}={value}" for name, value in values.items() if own.get(name) != value]
+    if by_model:
+        by_model[-1] += f" (the model's default{'s' if len(by_model) > 1 else ''})"
+    return visible(", ".join(by_model + others), newlines=False)
 
 
 def sampling_words(sampling: Sampling, defaults: Sampling) -> str:
-    """Returns how tokens are chosen, in short: "temperature 0.5 (the model's default)". `defaults` are those
-    of the model."""
+    """Returns how tokens are chosen, in short: "temperature 0.5 (the model's default)", with the stages of
+    one's own. `defaults` are those of the model."""
+    from glassloop.decode.chain import DEFAULT_ORDER
+
     values = {name: value for name, value in non_default(sampling).items() if name in _SHOWN}
     if sampling.greedy:
         values = {name: value for name, value in values.items() if _GROUPS.get(name) == PENALTIES}
     elif sampling.beam_width == 1:
         values = {"temperature": sampling.temperature, **values}
     own = non_default(defaults)
+    stages = [name for name in sampling.stages or () if name not in ("default", *DEFAULT_ORDER)]
     by_model = [name for name, value in values.items() if own.get(name) == value]
     parts = ["greedy"] if sampling.greedy else []
     parts += [f"{sampling.beam_width} beams"] if sampling.beam_width > 1 else []
@@ -279,6 +307,7 @@ def sampling_words(sampling: Sampling, defaults: Sampling) -> str:
     if by_model:
         note = f"the model's default{'s' if len(by_model) > 1 else ''}"
         parts.append(f"{', '.join(_value_in_words(name, values[name]) for name in by_model)} ({note})")
+    parts += [f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"] if stages else []
     return ", ".join(parts)
 
 
@@ -302,6 +331,13 @@ def is_file(path: Path) -> bool:
 
 
 def _flags(prefix: str, unset: bool) -> list[Parameter]:
+    show_all = typer.Option(
+        "--help-all",
+        is_eager=True,
+        expose_value=False,
+        callback=print_all_help,
+        help="Show all options of this command, and exit.",
+    )
     flags = [_flag(_OLD_SAMPLES, None, int | None, typer.Option("--n", hidden=True))]
     for field in fields(Sampling):
         if field.name == "diffusion":  # a flag of the commands that can write so, with --fill beside it
@@ -320,7 +356,7 @@ def _flags(prefix: str, unset: bool) -> list[Parameter]:
         )
         takes = _TYPES[kind] if default is not None else _TYPES[kind] | None
         flags.append(_flag(field.name, default, takes, option))
-    return flags
+    return [*flags, _flag("help_all", None, bool | None, show_all)]
 
 
 def stage_options_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from glassloop.cli.help import App
 from glassloop.cli.kept import NAME_HELP, Name, complete_run
-from glassloop.cli.options import Json, changed_options
+from glassloop.cli.options import Json, options_line
+from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
 from glassloop.cli.terminal import print_json, print_result, print_table, visible
 from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
 from glassloop.files import write_text
 from glassloop.shown import cut
 
-app = App(help="List, show, remove, export and import stored runs.")
+_LAST_SECOND = 253402300799  # of the year 9999
+
+app = App(help="List, show, remove, export and import stored runs; back up and upgrade the store.")
+_StoreAt = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="FILE|URL",
+        help="The store, as `serve --store` names it. Default: GLASSLOOP_STORE, or that of all commands.",
+        show_default=False,
+    ),
+]
 
 
 @app.command(name="list")
@@ -36,14 +49,21 @@ def list_runs(
         ),
     ] = "",
     as_json: Json = False,
+    server: ServerURL = None,
+    api_key: ServerKey = None,
+    api_key_file: ServerKeyFile = None,
 ) -> None:
     """List the runs in the store, the newest first: those of all commands, of Python and of servers.
 
-    A chat is listed by the last message of the user.
+    A chat is listed by the last message of the user. With --server, the runs of that server are listed.
     """
     from glassloop.cli.titles import Titles
     from glassloop.trace.store import Store
 
+    there = connect(server, api_key, api_key_file)
+    if there is not None:
+        _list_remote(there.runs(limit, search.strip()), as_json)
+        return
     store = Store()
     entries, titles = store.list(limit, search.strip()), Titles(store)
     if as_json:
@@ -55,16 +75,39 @@ def list_runs(
             ]
         )
         return
+    _print_list(
+        [
+            (entry.id, entry.created, entry.model, entry.tokens, titles.of(entry), entry.text)
+            for entry in entries
+        ]
+    )
+
+
+def _list_remote(entries: list[dict[str, Any]], as_json: bool) -> None:
+    """Prints runs as a server lists them."""
+    if as_json:
+        print_json(entries)
+        return
+    names = ("id", "created", "model", "tokens", "title", "text")
+    kinds: tuple[Any, ...] = (str, (int, float), str, int, str, str)
+    rows = [tuple(entry.get(name) for name in names) for entry in entries]
+    for row in rows:
+        if not all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=True)):
+            raise TraceError("the server's list of runs cannot be read")
+    _print_list(rows)
+
+
+def _print_list(entries: Sequence[tuple[Any, ...]]) -> None:
     rows = [
         (
-            entry.id[:8],
-            time.strftime("%m-%d %H:%M", time.localtime(entry.created)),
-            entry.model,
-            str(entry.tokens),
-            cut(titles.of(entry), 40),
-            cut(entry.text, 40),
+            visible(id[:8]),
+            time.strftime("%m-%d %H:%M", time.localtime(min(max(created, 0), _LAST_SECOND))),
+            model,
+            str(tokens),
+            cut(title, 40),
+            cut(text, 40),
         )
-        for entry in entries
+        for id, created, model, tokens, title, text in entries
     ]
     print_table(
         ("run", "when", "model", "tokens", "prompt", "text"),
@@ -75,14 +118,22 @@ def list_runs(
 
 
 @app.command()
-def show(name: Name, as_json: Json = False) -> None:
+def show(
+    name: Name,
+    as_json: Json = False,
+    server: ServerURL = None,
+    api_key: ServerKey = None,
+    api_key_file: ServerKeyFile = None,
+) -> None:
     """Show a run: its options, its text or conversation, each token with its numbers, and its tree."""
     from glassloop.cli.beams import print_beams
-    from glassloop.cli.kept import beam_pieces, find_runs, prompt_text
+    from glassloop.cli.kept import beam_pieces, defaults_of, find_runs, found_as, prompt_text
     from glassloop.cli.titles import print_conversation, title_of
     from glassloop.cli.tokens import print_tokens
 
-    run = find_runs(name)[0]
+    there = connect(server, api_key, api_key_file)
+    run = find_runs(name, there)[0]
+    name = found_as(name, run, there)
     tree = run.tree()
     if as_json:
         print_json(run.to_dict() | {"title": title_of(name, run), "tree": tree.to_dict()})
@@ -91,10 +142,12 @@ def show(name: Name, as_json: Json = False) -> None:
     print(f"run      {run.id}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.created))}")
     made_by = f"{run.model} ({run.model_hash[:12] or 'unknown'}…), {run.ops}"
     print(f"model    {visible(made_by, newlines=False)}")
-    print(f"options  {changed_options(run.sampling) or 'defaults'}")
+    print(f"options  {options_line(run.sampling, defaults_of(name, run))}")
     print(f"seed     {run.seed}" + (f", salt {run.salt:x}" if run.salt else ""))
-    ended = visible(f"{run.finish_reason} ({run.stop_reason})", newlines=False)
-    print(f"ended by {ended}, {len(run.tokens)} tokens", end="")
+    ended = visible(f"ended by {run.finish_reason} ({run.stop_reason})", newlines=False)
+    if run.finish_reason is None:
+        ended = "no end  it is being computed, or its server was killed"
+    print(f"{ended}, {len(run.tokens)} tokens", end="")
     print(f", {speed:.1f} tokens/s\n" if speed else "\n")
     if run.messages is None:
         print(visible(prompt_text(name, run)))
@@ -116,11 +169,15 @@ def worst(
         int, typer.Option("--count", "-c", metavar="N", min=1, help="How many tokens of each kind.")
     ] = MOST_SHOWN,
     as_json: Json = False,
+    server: ServerURL = None,
+    api_key: ServerKey = None,
+    api_key_file: ServerKeyFile = None,
 ) -> None:
-    """Show where a run may have gone wrong: its most surprising tokens, and those that won by luck."""
+    """Show where a run may have gone wrong: its most surprising tokens, those that won by luck, and the first
+    one below 1 %."""
     from glassloop.cli.kept import find_runs
 
-    run = find_runs(name)[0]
+    run = find_runs(name, connect(server, api_key, api_key_file))[0]
     if as_json:
         print_json({"run": run.id, **worst_to_dict(run.tokens, count)})
     else:
@@ -158,6 +215,9 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass, .json or .csv.")],
     tree: Annotated[bool, typer.Option("--tree", help="Export all forks and samples too.")] = False,
     as_json: Json = False,
+    server: ServerURL = None,
+    api_key: ServerKey = None,
+    api_key_file: ServerKeyFile = None,
 ) -> None:
     """Write a run as a .glass file, which can be replayed, or as a .json or .csv file for other programs.
 
@@ -169,7 +229,8 @@ def export(
     from glassloop.trace.csv_text import to_csv
     from glassloop.trace.file import write
 
-    run = find_runs(name)[0]
+    there = connect(server, api_key, api_key_file, tree=tree)
+    run = find_runs(name, there)[0]
     runs = run.tree().from_run(run) if tree else [run]
     if file.suffix == ".json":
         plain = [each.to_dict() for each in runs]
@@ -215,3 +276,47 @@ def import_runs(
     print_result(
         {"path": str(file), "runs": ids, "imported": len(new)}, visible(text, newlines=False), as_json
     )
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist yet.")],
+    store: _StoreAt = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the whole store into a new file, also while servers and other programs write to it.
+
+    The copy is a store itself: GLASSLOOP_STORE=FILE uses it. A store in PostgreSQL is copied with pg_dump.
+    """
+    from glassloop.cli.terminal import working
+    from glassloop.trace.store import Store
+
+    opened = Store(store)
+    with working("copying"):
+        count = opened.backup(file)
+    size = file.stat().st_size
+    text = f"{file}: {count} run{'' if count == 1 else 's'} of {opened.name}, {size:,} bytes"
+    result = {"store": opened.name, "path": str(file), "runs": count, "size": size}
+    print_result(result, visible(text, newlines=False), as_json)
+
+
+@app.command()
+def upgrade(store: _StoreAt = None, as_json: Json = False) -> None:
+    """Bring a store of an older version of glassloop to this version, and keep a copy of it beside it.
+
+    Until then the store can be read, and nothing is written to it. Older versions cannot open it afterwards.
+    """
+    from glassloop.cli.terminal import working
+    from glassloop.trace.store import Store
+
+    opened = Store(store)
+    with working("upgrading"):
+        before, now, copy = opened.upgrade()
+    if before == now:
+        text = f"{opened.name}: is of version {now} already"
+    else:
+        text = f"{opened.name}: upgraded from version {before} to {now}"
+    if copy is not None:
+        text += f"; the store as it was is kept as {copy}"
+    result = {"store": opened.name, "before": before, "now": now, "copy": None if copy is None else str(copy)}
+    print_result(result, visible(text, newlines=False), as_json)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glassloop.cli.adapters import Adapters, load_given, remember, take_given
+from glassloop.cli.adapters import Adapters, remember, take_given
 from glassloop.cli.diffusion import Holes
-from glassloop.cli.help import OUTPUT
+from glassloop.cli.help import MODEL, OUTPUT
 from glassloop.cli.options import (
     DEFAULT_MODEL,
     UPSTREAM_KEY,
@@ -27,24 +25,40 @@ from glassloop.cli.options import (
     UpstreamKey,
     load_plugins,
 )
-from glassloop.cli.terminal import working
-from glassloop.errors import GlassloopError, TraceError
+from glassloop.cli.serve_config import read_keys, take_config
+from glassloop.cli.serving import (
+    name_models,
+    serve_cluster,
+    serve_several,
+    serve_upstream,
+    share_of_memory,
+    with_store,
+)
+from glassloop.cli.terminal import print_notes, working
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.cluster.options import AppOptions
-    from glassloop.server.operation.settings import Settings
+    from glassloop.engine.llm import LLM
 
 _ACCESS, _LIMITS, _CLUSTER = "Address and access", "Limits", "Replicas"
-_IN_MEMORY = (
-    "runs are kept in memory only, until the server ends: others can reach it, and would see the runs in "
-    "your own store. To keep them, name a file: --store FILE"
-)
 
 
 def serve(
     model: Model = DEFAULT_MODEL,
     upstream: Upstream = None,
     upstream_key_env: UpstreamKey = UPSTREAM_KEY,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A TOML file with options, by their names: port = 8000. Those of the command line go before,"
+            " and so do variables such as GLASSLOOP_SERVE_PORT.",
+            callback=take_config,
+            is_eager=True,
+            show_default=False,
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on.", rich_help_panel=_ACCESS)
     ] = "127.0.0.1",
@@ -62,11 +76,21 @@ def serve(
             rich_help_panel=_ACCESS,
         ),
     ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Require one of the keys in this file, one a line. Only its owner may read it (chmod 600).",
+            show_default=False,
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
     separate_keys: Annotated[
         bool | None,
         typer.Option(
             "--separate-keys/--shared-cache",
-            help="Whether keys share no cached prompts; by default they do not if there are several.",
+            help="Whether each key has runs and cached prompts of its own, or all keys share them; by default"
+            " of its own, if there are several.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
@@ -162,6 +186,20 @@ def serve(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    log_level: Annotated[
+        str,
+        typer.Option(
+            metavar="LEVEL",
+            help="What to log: debug (probes of /health, /ready and /metrics too), info, warning or error.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "info",
+    access_log: Annotated[
+        bool,
+        typer.Option(
+            "--access-log/--no-access-log", help="Whether to log each request.", rich_help_panel=OUTPUT
+        ),
+    ] = True,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -205,18 +243,29 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="MODEL",
-            help="Serve this model too, by its name and with replicas of its own; may be repeated.",
-            rich_help_panel=_CLUSTER,
+            help="Serve this model too, by its name; may be repeated. It is loaded when a request names it,"
+            " or has replicas of its own.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name by which clients may ask for the model, or NAME=MODEL for one of --also; may"
+            " be repeated.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Threads of a replica. Default: the cores of this machine, shared by the replicas.",
+            help="Threads that compute, of each replica if there are several. Default: the cores of this"
+            " machine, shared by the replicas.",
             min=1,
             max=256,
-            rich_help_panel=_CLUSTER,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     gpus: Annotated[
@@ -226,9 +275,22 @@ def serve(
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Memory that Ray sets aside for a replica.", rich_help_panel=_CLUSTER
+            metavar="SIZE",
+            help="The most memory that all models together take (--also); the one that was not used for"
+            " longest makes room. With --replicas: what Ray sets aside for each.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
+    unload_after: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long one of several models (--also) stays loaded without a request; 0: until another"
+            " needs its memory.",
+            min=0,
+            rich_help_panel=MODEL,
+        ),
+    ] = 900,
     stall: Annotated[
         float,
         typer.Option(
@@ -256,6 +318,8 @@ def serve(
     load_plugins(plugin)
     remember(adapter or ())
     keys = api_key or [key for key in os.environ.get("GLASSLOOP_API_KEY", "").split(",") if key]
+    if api_key_file is not None:
+        keys = [*keys, *read_keys(api_key_file)]
     settings = Settings(
         model,
         host,
@@ -270,6 +334,8 @@ def serve(
         timeout=timeout,
         grace=grace,
         log_prompts=log_prompts,
+        log_level=log_level,
+        access_log=access_log,
         allow_origins=tuple(allow_origin or ()),
         training=training,
     )
@@ -277,25 +343,30 @@ def serve(
         raise GlassloopError("--store and --no-store are both given; one of them at most is expected")
     note = "runs are kept in memory only"
     if not no_store and keep != 0:  # before the model is loaded, which may take a while
-        settings, note = _with_store(settings)
+        settings, note = with_store(settings)
+    if settings.separates_runs:
+        note += "; each key sees its own runs only"
+    named = name_models(settings, [model, *(also or ())], served_model_name or ())
     if upstream is not None:
         own = {"ops": ops, "kv-memory": kv_memory, "draft": draft, "plugin": plugin, "replicas": replicas}
-        here: dict[str, object] = {**own, "holes": holes}
-        _serve_upstream(upstream, upstream_key_env, settings, note, here)
+        here: dict[str, object] = {**own, "holes": holes, "also": also, "memory": memory, "threads": threads}
+        serve_upstream(upstream, upstream_key_env, named[0], note, here)
         return
     if replicas is None:
-        given = {"most-replicas": most_replicas, "address": address, "also": also, "memory": memory}
-        for name, value in {**given, "threads": threads, "gpus": gpus or None}.items():
+        given = {"most-replicas": most_replicas, "address": address, "gpus": gpus or None}
+        for name, value in given.items():
             if value is not None:
                 raise GlassloopError(f"--{name} is given without --replicas; --replicas N is expected")
+        if memory is not None and not also:
+            raise GlassloopError("--memory is given for one model; --also MODEL or --replicas N is expected")
     else:
         from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 
-        models = [model, *(also or ())]
+        models = [each.model for each in named]
         each = EngineOptions(
             model,
             ops,
-            kv_memory=kv_memory or (None if address or gpus else _share_of_memory(replicas * len(models))),
+            kv_memory=kv_memory or (None if address or gpus else share_of_memory(replicas * len(models))),
             draft=drafter(draft),
             running=running,
             plugins=tuple(str(Path(path).resolve()) for path in plugin or ()),
@@ -309,85 +380,42 @@ def serve(
             memory=None if memory is None else parse_bytes(memory, "memory"),
         )
         engines = tuple(replace(each, model=name) for name in models)
-        _serve_cluster(
-            AppOptions(engines, settings, stall=stall, patience=patience), address, model_defaults, note
+        serve_cluster(
+            AppOptions(engines, settings, stall=stall, patience=patience),
+            named,
+            address,
+            model_defaults,
+            note,
         )
         return
-    with working(f"Loading {model}"):
+    if threads is not None:
+        os.environ["GLASSLOOP_THREADS"] = str(threads)  # before the library is loaded
+    adapters = take_given()
+
+    def load(name: str, cache: int | str | None = kv_memory) -> LLM:
+        """Loads one of the models. Drafts, adapters and masked rows that are given are for the first."""
         from glassloop.engine.llm import LLM
-        from glassloop.server.serve import serve as run
 
-        llm = LLM(
-            model, ops, kv_memory=kv_memory, draft=drafter(draft), most_running=running, most_waiting=queue
-        )
-        load_given(llm)
-        if holes is not None:
-            llm.load_holes(holes)
-    if not model_defaults:
-        from glassloop.decode.sampling import Sampling
-
-        llm.default_sampling = Sampling()
-    run(llm, settings, note)
-
-
-def _serve_upstream(
-    url: str, key_variable: str, settings: Settings, note: str, here: Mapping[str, object]
-) -> None:
-    from glassloop.cli.kept import load_upstream
-    from glassloop.server.serve import serve as run
-
-    engine = load_upstream(url, settings.model, key_variable, **here)
-    run(engine, replace(settings, model=engine.model), note)
-
-
-def _share_of_memory(replicas: int) -> int:
-    """Returns the memory for keys and values of each of several replicas on this machine, which share it."""
-    from glassloop.ops.memory import free_host_memory
-
-    return free_host_memory() // 4 // replicas
-
-
-def _serve_cluster(options: AppOptions, address: str | None, model_defaults: bool, note: str) -> None:
-    count = sum(each.replicas for each in options.engines)
-    with working(f"Starting {count} replicas"):
-        from glassloop.cluster.many_models import ManyModels
-        from glassloop.cluster.ray_token import OPEN
-        from glassloop.cluster.start import engines
-        from glassloop.decode.sampling import Sampling
-        from glassloop.server.serve import serve as run
-
-        started = engines(options, address)
-        made = started.__enter__()
-    try:
+        is_first = name == model
+        asked = draft if is_first or draft == "off" else None
+        llm = LLM(name, ops, kv_memory=cache, draft=drafter(asked), most_running=running, most_waiting=queue)
+        print_notes(llm.notes)
+        if is_first:
+            for adapter_name, path in adapters.items():
+                llm.load_adapter(adapter_name, path)
+            if holes is not None:
+                llm.load_holes(holes)
         if not model_defaults:
-            for engine in made:
-                engine.default_sampling = Sampling()
-        named = [replace(options.settings, model=each.model) for each in options.engines]
-        others = list(zip(made[1:], named[1:], strict=True))
-        told = [f"{count} replicas", *([OPEN] if address is None else []), note]
-        run(made[0], named[0], "; ".join(told), others=others, join=ManyModels if others else None)
-    finally:
-        started.__exit__(None, None, None)
+            from glassloop.decode.sampling import Sampling
 
+            llm.default_sampling = Sampling()
+        return llm
 
-def _with_store(settings: Settings) -> tuple[Settings, str]:
-    """Returns the settings with a store that can be used, and a note on where runs are kept. Only a store
-    that was asked for must be usable."""
-    from glassloop.trace.store import Store, default_location
+    if also:
+        serve_several(named, load, ops, kv_memory, memory, unload_after, running, note)
+        return
+    with working(f"Loading {model}"):
+        from glassloop.server.serve import serve as run
 
-    location = settings.store or default_location()
-    if settings.store is None and not settings.is_local:
-        return settings, _IN_MEMORY
-    tested = None
-    try:
-        tested = Store(location)
-        tested.check()
-    except TraceError as error:
-        if settings.store is not None:
-            raise
-        return settings, f"runs are kept in memory only: {error}"
-    finally:
-        if tested is not None:
-            with suppress(TraceError):
-                tested.close()
-    return replace(settings, store=location), f"runs are kept in {tested.name}"
+        llm = load(model)
+    run(llm, named[0], note)

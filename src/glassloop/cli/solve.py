@@ -52,7 +52,8 @@ def solve(
         str,
         typer.Option(
             metavar="NAME",
-            help="vote, best, confidence, likelihood, beam, tree, budget, power, greedy or none.",
+            help="vote, best, confidence, likelihood, beam, tree, budget, power, greedy, none, or one of your"
+            " own (--plugin).",
             rich_help_panel=SEARCH,
         ),
     ] = "vote",
@@ -80,7 +81,8 @@ def solve(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What a right text has: number:72, choice:B, contains:…, regex:…, json or json:SCHEMA.",
+            help="What a right text has: number:72, choice:B, contains:…, regex:…, json, json:SCHEMA, or a"
+            " verifier of your own (--plugin).",
             rich_help_panel=SEARCH,
         ),
     ] = None,

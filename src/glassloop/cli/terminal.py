@@ -7,16 +7,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from glassloop.plain_text import STEERING, PlainTable, cell_width
 from glassloop.plain_text import escaped as escaped
 from glassloop.plain_text import percent as percent
 from glassloop.plain_text import quoted as quoted
 from glassloop.plain_text import visible as visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 @contextmanager
@@ -32,6 +36,45 @@ def working(what: str) -> Iterator[None]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows on stderr, if that is a terminal, what takes a while: in words at first, and as a bar after a
+    second, which the yielded function moves (done, of how many, and what is being done now)."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, now: None
+        return
+    bar: Progress | None = None
+    started = time.monotonic()
+
+    def advance(done: int, total: int, now: str) -> None:
+        nonlocal bar
+        if bar is None and time.monotonic() - started > 1:
+            sys.stderr.write("\r\x1b[K")
+            bar = _started_bar()
+        if bar is not None:
+            text = visible(f"{what} {now}".rstrip(), newlines=False)
+            bar.update(bar.task_ids[0], completed=done, total=total, description=text)
+
+    try:
+        with working(what):
+            yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _started_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    label = TextColumn("{task.description}", markup=False)
+    columns = (label, BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("", total=None)
+    bar.start()
+    return bar
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from glassloop.cli.terminal import percent, print_table, quoted
+from glassloop.cli.terminal import percent, print_table, quoted, visible, wrapped
 from glassloop.cli.tokens import luck_text, surprise_text
 
 if TYPE_CHECKING:
@@ -15,19 +16,22 @@ MOST_SHOWN = 5  # tokens in each table, by default
 _SAME = ("id", "logprob", "raw_logprob", "rank", "rank_after", "luck", "source")
 
 
-def worst_to_dict(tokens: Sequence[Token], count: int) -> dict[str, list[dict[str, Any]]]:
-    """Returns the tokens that surprised the model most and those that won by the most luck, for JSON."""
-    from glassloop.trace.worst import luckiest, most_surprising
+def worst_to_dict(tokens: Sequence[Token], count: int) -> dict[str, Any]:
+    """Returns the tokens that surprised the model most, those that won by the most luck, and the first
+    unlikely one, for JSON."""
+    from glassloop.trace.worst import first_unlikely, luckiest, most_surprising
 
+    first = first_unlikely(tokens)
     return {
-        "surprising": [_plain(place, tokens[place]) for place in most_surprising(tokens, count)],
-        "lucky": [_plain(place, tokens[place]) for place in luckiest(tokens, count)],
+        "surprising": [_plain(tokens, place) for place in most_surprising(tokens, count)],
+        "lucky": [_plain(tokens, place) for place in luckiest(tokens, count)],
+        "first_unlikely": None if first is None else _plain(tokens, first),
     }
 
 
 def print_worst(tokens: Sequence[Token], count: int) -> None:
-    """Prints both tables."""
-    from glassloop.trace.worst import luckiest, most_surprising
+    """Prints both tables, and where the text first left what is likely."""
+    from glassloop.trace.worst import around, first_unlikely, luckiest, most_surprising
 
     print("The most surprising tokens: the model itself found them least likely.\n")
     _print(tokens, most_surprising(tokens, count))
@@ -37,13 +41,33 @@ def print_worst(tokens: Sequence[Token], count: int) -> None:
         _print(tokens, lucky)
     else:
         print("\nNo token won by luck.")
+    first = first_unlikely(tokens)
+    if first is None:
+        print("\nNo token has a probability below 1 %.")
+        return
+    token = tokens[first]
+    where = f"token {first}, the first one below 1 %, with {percent(token.raw_logprob)}"
+    rank = f" (rank {token.rank})" if token.rank else ""
+    print("\n" + wrapped(visible(f"The text first left the rails at {where}{rank}:", newlines=False)))
+    print("  " + visible(_in_text(around(tokens, first), token), newlines=False))
+
+
+def _in_text(near: tuple[str, str], token: Token) -> str:
+    """Returns a token with the words around it."""
+    before, after = near
+    piece = quoted(token.piece)
+    if sys.stdout.isatty():  # where a table wraps it
+        piece = piece.replace(" ", "\u00a0")
+    return f"{before.rstrip()} {piece}{after}".strip()
 
 
 def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
+    from glassloop.trace.worst import around
+
     rows = [
         (
             str(place),
-            quoted(tokens[place].piece),
+            visible(_in_text(around(tokens, place), tokens[place]), newlines=False),
             percent(tokens[place].raw_logprob),
             percent(tokens[place].logprob),
             surprise_text(tokens[place]),
@@ -52,14 +76,16 @@ def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
         )
         for place in places
     ]
-    header = ("step", "token", "model", "after stages", "surprise", "rank", "luck")
+    header = ("step", "in the text", "model", "after stages", "surprise", "rank", "luck")
     right = ("step", "model", "after stages", "surprise", "rank", "luck")
-    print_table(header, rows, right=right, cut=("token",))
+    print_table(header, rows, right=right, fold=("in the text",))
 
 
-def _plain(place: int, token: Token) -> dict[str, Any]:
-    from glassloop.trace.worst import surprise_bits
+def _plain(tokens: Sequence[Token], place: int) -> dict[str, Any]:
+    from glassloop.trace.worst import around, surprise_bits
 
+    token, (before, after) = tokens[place], around(tokens, place)
     plain = token.to_dict()
     same = {name: plain[name] for name in _SAME}
-    return {"step": place, "piece": token.piece, "surprise_bits": surprise_bits(token)} | same
+    told = {"step": place, "piece": token.piece, "before": before, "after": after}
+    return told | {"surprise_bits": surprise_bits(token)} | same

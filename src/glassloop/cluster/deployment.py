@@ -32,10 +32,12 @@ class EngineDeployment:
             os.environ["GLASSLOOP_THREADS"] = str(options.threads)
         import ray
 
+        from glassloop.cluster.ray_processes import keep_local
         from glassloop.cluster.replica import Replica
         from glassloop.decode.plugins import load_plugin
         from glassloop.engine.llm import LLM
 
+        keep_local(ray.util.get_node_ip_address())
         for plugin in options.plugins:
             load_plugin(plugin)
         llm = LLM(

@@ -179,8 +179,9 @@ class ClusterEngine(Engine):
         forgotten everything."""
         self.check_may_wait()
         call = dumps((_forget, (run,), {}))
+        owner, realm = current_owner(), current_realm()
         asked = [
-            self._fleet.ask(Question(call, _FORGET_SECONDS, route=Route(only=name)))
+            self._fleet.ask(Question(call, _FORGET_SECONDS, owner=owner, realm=realm, route=Route(only=name)))
             for name in self._board.usable()
         ]
         until = time.monotonic() + _FORGET_SECONDS
@@ -322,6 +323,9 @@ class _Lenses:
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
         return cast("Layers", self._read("layers", text, token, count, deadline=deadline))
+
+    def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
+        return cast("Neighbours", self._engine.ask(_read_lens, "neighbours", of, count, deadline=deadline))
 
     def neighbours_in(
         self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None

@@ -1,7 +1,7 @@
 """The token of a Ray that is started on this machine for a server.
 
-Ray's processes listen on all addresses of the machine, and who may talk to them can run code as the user.
-What keeps others out is a token, which Ray itself would write to a file that everybody can read.
+Who may talk to Ray's processes can run code as the user, and other users of the machine reach their ports.
+What keeps them out is a token, which Ray itself would write to a file that everybody can read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from glassloop.errors import GlassloopError
 from glassloop.shown import shown
 
 MODE, TOKEN, FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-# What the line at the start says of it.
-OPEN = "Ray listens on all addresses of this machine, for those who have its token"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
+from glassloop.cluster import ray_processes
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
 from glassloop.cluster.ray_token import private_token
 from glassloop.errors import GlassloopError
@@ -21,6 +22,9 @@ _CONNECT_SECONDS = 10.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0", "GRPC_VERBOSITY": "ERROR"}
 # For a Ray on this machine alone: it shares the cores with the replicas, and nobody reads what it measures.
 _LOCAL = {
+    # Ray listens on 127.0.0.1 alone, as on the systems that this is named after, instead of on all addresses.
+    # It reads this when it is imported.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_worker_niceness": "0",  # by default Ray gives its processes a low priority
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
@@ -75,12 +79,14 @@ def _engines(options: AppOptions, address: str | None) -> Iterator[list[Any]]:
         _silence_ray()
         for engine in made:
             engine.close()
+        started = ray_processes.children_of_ray() if address is None else []
         if address is None:
             serve.shutdown()
         else:
             for name in deployed:
                 serve.delete(name)
         ray.shutdown()
+        ray_processes.end(started)
 
 
 def _silence_ray() -> None:

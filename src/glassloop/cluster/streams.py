@@ -116,8 +116,8 @@ class Streams:
             stream.moved = None
             told = sum(len(run.tokens) for run in stream.runs)
             seconds = time.monotonic() - when
-            first = stream.runs[0].id
-            self.handovers.append(Handover(time.time(), first, told, source, replica, reason, seconds))
+            first, owner = stream.runs[0].id, stream.request.owner
+            self.handovers.append(Handover(time.time(), first, told, source, replica, reason, seconds, owner))
             for run in stream.runs:
                 run.moves.append(Move(len(run.tokens), source, replica, reason))
 

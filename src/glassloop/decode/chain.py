@@ -7,7 +7,6 @@ that sees the candidates between stages.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
@@ -50,10 +49,6 @@ DEFAULT_ORDER = (
     "mirostat",
 )
 
-SLOW = 0.05  # seconds that a stage may take for one token before the log says so
-_LOG = logging.getLogger(__name__)
-_slow: set[str] = set()  # the stages of which the log has said it
-
 _BY_MASS = ("top_p", "xtc", "epsilon_cutoff", "eta_cutoff", "mirostat")  # stages that look at probabilities
 
 Observer = Callable[[Stage, Candidates, Candidates], None]  # (stage, before, after)
@@ -67,7 +62,10 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     for name in order:
         if name not in REGISTER:
             own = "Register a stage of your own with @stage before use, or load its file with --plugin"
-            problem = f"has {shown(name)}, which is not a stage; {_nearest(name)}. {own}"
+            near = _nearest(name)
+            problem = (
+                f"has {shown(name)}, which is not a stage; {near}{'' if near.endswith('?') else '.'} {own}"
+            )
             raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
             raise SamplingError.about("stages", f"has {name!r} {order.count(name)} times; once is expected")
@@ -188,17 +186,10 @@ def _run_stages(
         began = perf_counter()
         before, candidates = candidates, stage.run(candidates, step)
         if not stage.built_in:
-            _note_time(stage.name, perf_counter() - began)
+            step.own_time.add(stage.name, perf_counter() - began)
         if observer is not None:
             observer(stage, before, candidates)
     return candidates
-
-
-def _note_time(name: str, seconds: float) -> None:
-    """Says in the log, once for each stage, that it is slow: the other requests of the step wait for it."""
-    if seconds > SLOW and name not in _slow:
-        _slow.add(name)
-        _LOG.warning("stage %r took %.0f ms for one token; all requests wait for it", name, 1000 * seconds)
 
 
 def _run_rules(

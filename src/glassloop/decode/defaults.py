@@ -7,12 +7,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 from glassloop.model.generation import FROM_MODEL, Setting
+from glassloop.model.registry.catalog import CATALOG
 from glassloop.shown import shown
+
+if TYPE_CHECKING:
+    from glassloop.model.loader import ModelFiles
 
 _LOG = logging.getLogger(__name__)
 _PLAIN = Sampling()
@@ -33,6 +37,12 @@ def default_sampling(where: str, settings: Mapping[str, Setting]) -> Sampling:
             message = "%s: %s is %s, which is ignored; %s is expected"
             _LOG.warning(message, where, setting.key, value, error.expected)
     return Sampling.from_dict(kept)
+
+
+def sampling_of_model(name: str, files: ModelFiles) -> Sampling:
+    """Returns the settings that are published for a model: those of the catalogue, else of its files."""
+    known = (CATALOG[name].sampling if name in CATALOG else None) or {}
+    return with_defaults(known, default_sampling(str(files.path), files.settings))
 
 
 def with_defaults(options: Mapping[str, Any], defaults: Sampling) -> Sampling:

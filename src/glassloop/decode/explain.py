@@ -70,6 +70,7 @@ class Racer:
     luck: float
     score: float | None  # that logit + luck
     removed_by: str | None
+    raw_logit: float | None = None  # the model's own; None: not known, or minus infinity
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ def explain(
             float(luck[place]),
             _or_none(float(after[place]) + float(luck[place])),
             watcher.removed_by.get(token) if after[place] == -inf else None,
+            _or_none(float(logits[token])),
         )
         for place, token in enumerate(ids.tolist())
     ]

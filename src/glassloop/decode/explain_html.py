@@ -12,19 +12,31 @@ if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
 
 
-_RACE = "The race: log-probability after the stages, plus luck"
+_RACE = "The race: logit ÷ temperature + luck = score; the highest score wins"
+_GREEDY = "The race: the highest logit wins; greedy has no luck"
+_NO_RACE = "The candidates"  # of a beam, or of a prompt
 
 
-def explanation_parts(told: Explanation) -> tuple[Markup | None, ...]:
-    """Returns the parts of an explanation, for a view of its own or a place in a page."""
-    place = f"{quoted(told.taken.text)} at position {told.position} (prompt included)"
+def explanation_parts(told: Explanation, at: int | None = None) -> tuple[Markup | None, ...]:
+    """Returns the parts of an explanation, for a view of its own or a place in a page. `at` is the number of
+    the token in its answer, where that is known."""
+    place = f"at position {told.position} (prompt included)"
+    place = place if at is None else f"token {at} of the answer, {place}"
     return (
-        tag("div", f"{place} · seed {told.seed} · {told.source}", class_="note"),
+        tag("div", f"{quoted(told.taken.text)} {place} · seed {told.seed} · {told.source}", class_="note"),
         tag("p", told.sentence),
         table_html(stage_table(told), "What each stage did") if told.stages else None,
-        table_html(race_table(told), _RACE if told.upstream is None else f"What was told by {told.upstream}"),
+        table_html(race_table(told), _caption(told)),
         *(tag("p", note, class_="note") for note in told.notes),
     )
+
+
+def _caption(told: Explanation) -> str:
+    if told.upstream is not None:
+        return f"What was told by {told.upstream}"
+    if told.source in ("beam", "prompt"):
+        return _NO_RACE
+    return _GREEDY if told.sampling.greedy else _RACE
 
 
 def explanation_view(told: Explanation) -> Markup:

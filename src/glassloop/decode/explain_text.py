@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from glassloop.plain_text import PlainTable, percent, quoted, visible
 
 if TYPE_CHECKING:
-    from glassloop.decode.explain import Change, Explanation, StageReport
+    from glassloop.decode.explain import Change, Explanation, Racer, StageReport
 
 _NAMED = 3  # tokens that a stage changed and that are shown by name
 
@@ -30,22 +31,34 @@ def stage_table(told: Explanation) -> PlainTable:
 
 
 def race_table(told: Explanation) -> PlainTable:
-    """Returns the candidates, one in a row, in the order of the explanation; luck, where there is any."""
+    """Returns the candidates, one in a row, in the order of the explanation. Where there is luck, logit ÷
+    temperature + luck = score."""
     if told.upstream is not None:
         known = [(quoted(racer.text), percent(racer.raw_logprob)) for racer in told.candidates]
         return PlainTable(("token", "told"), known, right=("told",))
-    luck = ("luck", "score") if told.source not in ("beam", "prompt") else ()
+    logit = "logit" if told.sampling.greedy else "logit ÷ temperature"
+    luck = (logit, "luck", "score") if told.source not in ("beam", "prompt") else ()
     rows = [
         (
             quoted(racer.text),
             str(racer.rank),
             percent(racer.raw_logprob),
             f"removed by {racer.removed_by}" if racer.removed_by else percent(racer.logprob),
-            *((f"{racer.luck:+.2f}", "" if racer.score is None else f"{racer.score:.2f}") if luck else ()),
+            *(_sum(racer) if luck else ()),
         )
         for racer in told.candidates
     ]
     return PlainTable(("token", "rank", "model", "after stages", *luck), rows, right=("rank", "model", *luck))
+
+
+def _sum(racer: Racer) -> tuple[str, str, str]:
+    """Returns logit, luck and score of a token with two digits each. The first is the difference of the other
+    two as they are shown, so that the row adds up: it may be a hundredth off the logit's own digits."""
+    luck = f"{racer.luck:+.2f}"
+    if racer.score is None:
+        return "", luck, ""
+    score = f"{racer.score:.2f}"
+    return str(Decimal(score) - Decimal(luck)), luck, score
 
 
 def _stage(report: StageReport) -> tuple[str, ...]:

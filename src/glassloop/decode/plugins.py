@@ -1,4 +1,5 @@
-"""Plugins: Python files that register stages, and what the record of a run says of them.
+"""Plugins: Python files that register stages, verifiers or methods of search, and what the record of a run
+says of its stages.
 
 `--plugin FILE` on the command line and `load_plugin` in Python run such a file, with all the rights of the
 process. Nothing else does: neither a request nor a recorded run can name a file to load.
@@ -11,39 +12,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
+from typing import Any
 
 from glassloop.decode.chain import expand_stages
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.stage import MOST_SOURCE, REGISTER, Plugin, Stage
+from glassloop.decode.stage import MOST_SOURCE, REGISTER, Plugin
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.files import read_at_most
 from glassloop.shown import shown
 
-_PATHS: dict[str, Path] = {}  # the plugin that registered a stage, by the name of the stage
+# What plugins may register, by kind and name. Stages are here; later layers add registers of their own.
+_REGISTERS: dict[str, dict[str, Any]] = {"stage": REGISTER}
+_PATHS: dict[tuple[str, str], Path] = {}  # the plugin that registered something, by its kind and name
+
+
+def plugin_register(kind: str) -> dict[str, Any]:
+    """Returns a new register of things that plugins may define, by name. `kind` is what an error calls one of
+    them."""
+    return _REGISTERS.setdefault(kind, {})
 
 
 def load_plugin(path: str | Path) -> Plugin:
-    """Runs a Python file, which must register at least one stage. Its code has all rights of this process:
-    load only what you trust. If it fails, none of its stages stays registered."""
+    """Runs a Python file, which must register a stage, a verifier or a method of search. Its code has all
+    rights of this process: load only what you trust. If it fails, nothing of it stays registered."""
     path = Path(path)
     source = read_at_most(path, MOST_SOURCE, GlassloopError)
     plugin = Plugin.of(path, source)
     module = ModuleType(f"glassloop_plugin_{plugin.sha256[:12]}")
     module.__file__ = str(path)
-    before = dict(REGISTER)
+    before = {kind: dict(register) for kind, register in _REGISTERS.items()}
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     try:
         _run(source, path, module)
-        added = [name for name, stage in REGISTER.items() if before.get(name) is not stage]
+        added = [
+            (kind, name)
+            for kind, register in _REGISTERS.items()
+            for name, made in register.items()
+            if before.get(kind, {}).get(name) is not made
+        ]
         _check_added(path, added, before)
     except BaseException:
         del sys.modules[module.__name__]
-        REGISTER.clear()
-        REGISTER.update(before)
+        for kind, register in _REGISTERS.items():
+            register.clear()
+            register.update(before.get(kind, {}))
         raise
-    for name in added:
-        REGISTER[name] = REGISTER[name]._replace(plugin=plugin)
-        _PATHS[name] = path.resolve()
+    for kind, name in added:
+        if kind == "stage":
+            REGISTER[name] = REGISTER[name]._replace(plugin=plugin)
+        _PATHS[kind, name] = path.resolve()
     return plugin
 
 
@@ -59,15 +76,16 @@ def _run(source: bytes, path: Path, module: ModuleType) -> None:
         raise GlassloopError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _check_added(path: Path, added: list[str], before: Mapping[str, Stage]) -> None:
+def _check_added(path: Path, added: list[tuple[str, str]], before: Mapping[str, Mapping[str, Any]]) -> None:
     if not added:
-        raise GlassloopError(f"plugin {path} registers no stage; a function with @stage is expected")
-    for name in added:
-        if name in before and _PATHS.get(name) != path.resolve():
-            other = before[name].plugin
+        expected = "a function with @stage or @verifier, or a class with @search_method, is expected"
+        raise GlassloopError(f"plugin {path} registers no stage; {expected}")
+    for kind, name in added:
+        if name in before.get(kind, {}) and _PATHS.get((kind, name)) != path.resolve():
+            other = getattr(before[kind][name], "plugin", None)
             by = f" by {other.file}" if other else ""
             raise GlassloopError(
-                f"plugin {path}: stage {name!r} is registered already{by}; another name is expected"
+                f"plugin {path}: {kind} {name!r} is registered already{by}; another name is expected"
             )
 
 

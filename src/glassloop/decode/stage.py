@@ -44,6 +44,23 @@ if TYPE_CHECKING:
 StageKind = Literal["bias", "scale", "mask"]  # changes some logits, multiplies them all, removes tokens
 
 
+class OwnTime:
+    """How long the stages that are not built in took since this was last read, by their names."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds, and begins anew."""
+        taken = self._seconds
+        if taken:
+            self._seconds = {}
+        return taken
+
+
 @dataclass
 class Step:
     """All that a stage may depend on besides the candidates: the request, and the branch so far."""
@@ -61,6 +78,7 @@ class Step:
     bad_words: Watch | None = None
     tokenizer: Tokenizer | None = None  # the model's own; None where there are only logits
     past_choices: PastChoices | None = None  # None if no stage of the request needs them
+    own_time: OwnTime = field(default_factory=OwnTime)  # that of all branches of a client, in an engine
 
     @property
     def record(self) -> PastChoices:

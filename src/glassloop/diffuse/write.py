@@ -81,7 +81,8 @@ class Writer:
         self.run = run
         self.siblings: list[Writer] = []
         self._options, self._mask = request.options, request.mask
-        self._decoder: Decoder = loop.decoder(run, run.prompt_ids, request.compiled, (self._mask.token,))
+        never, own_time = (self._mask.token,), request.own_time
+        self._decoder: Decoder = loop.decoder(run, run.prompt_ids, request.compiled, never, own_time)
         self._tokenizer: Tokenizer = loop.tokenizer
         self._pieces = request.pieces
         self._host: Callable[[Any], Float32] = loop.transformer.ops.host

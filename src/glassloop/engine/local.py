@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from glassloop.arguments import check_count, check_path
-from glassloop.decode.defaults import default_sampling, with_defaults
+from glassloop.decode.defaults import sampling_of_model
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.adapters import AdapterNumber, LoadedAdapter
 from glassloop.engine.deadline import Deadline, check_deadline
@@ -24,6 +24,7 @@ from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import Loop
 from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
+from glassloop.engine.owner import current_realm
 from glassloop.engine.protocol import DrafterKind, Engine, Statistics
 from glassloop.engine.request import Request
 from glassloop.engine.thread import EngineThread
@@ -31,7 +32,7 @@ from glassloop.errors import GlassloopError, LengthError
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.holes import shipped_holes
 from glassloop.model.loader import ModelFiles
-from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
+from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.drafting import DraftOps
 from glassloop.ops.quant import Float32
@@ -69,15 +70,15 @@ class LocalEngine(Engine):
         adapters: Mapping[str, str | Path] | None = None,
     ) -> None:
         self.name = self._model = str(model)
-        self._weights = weights
         self.store = None if store in (None, False) else _store(store)
         memory = None if kv_memory is None else parse_bytes(kv_memory)
         op_set = choose_ops(ops)
         most_running = most_running or op_set.most_running
         files = ModelFiles(fetch(self.name))
         self.path, self.config = files.path, files.config
-        known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
-        self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
+        self.notes = files.notes  # what became of weights in a form that no op set has
+        self._weights = weights or "_".join(files.formats).lower()[:16] or None
+        self.default_sampling = sampling_of_model(self.name, files)
         drafts: bool | DrafterFile = draft is True
         if not isinstance(draft, bool) and is_drafter(draft):
             if not isinstance(op_set, DraftOps):
@@ -126,7 +127,8 @@ class LocalEngine(Engine):
 
     @cached_property
     def model_hash(self) -> str:
-        """The SHA-256 of the model's files, with the weight format given on load: it identifies the model."""
+        """The SHA-256 of the model's files, with the format of the weights if it was given on load or is not
+        the one of the files: it identifies the model."""
         from glassloop.model.fingerprint import fingerprint
 
         return fingerprint(self.path) + (f"+{self._weights}" if self._weights else "")
@@ -244,10 +246,10 @@ class LocalEngine(Engine):
     def forget(self, run: Run) -> None:
         if self.engine.closed:
             return
-        texts = computed_texts(run)
+        texts, realm = computed_texts(run), current_realm()
         for text in texts:
-            self._rows.forget(text)
-        self.engine.call(lambda: self.engine.loop.forget(run.id, texts))
+            self._rows.forget(text, realm)
+        self.engine.call(lambda: self.engine.loop.forget(run.id, texts, realm))
 
     def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
         """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token

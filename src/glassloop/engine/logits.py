@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.owner import current_realm
 from glassloop.engine.reading import Reading, Taker
 from glassloop.engine.task import Program
 from glassloop.engine.thread import EngineThread
@@ -102,20 +103,21 @@ class RowCache:
 
     def __init__(self, engine: EngineThread) -> None:
         self._engine = engine
-        # Each with its adapter: another one may have got the same number since.
-        self._rows: OrderedDict[tuple[int, ...], tuple[int, Float32]] = OrderedDict()
+        # By realm, as a row that is known is told sooner, and each with its adapter: another one may have got
+        # the same number since.
+        self._rows: OrderedDict[tuple[str, tuple[int, ...]], tuple[int, Float32]] = OrderedDict()
         self._lock = Lock()
 
-    def forget(self, text: Sequence[int]) -> None:
-        """Drops the rows after the beginnings of a text."""
+    def forget(self, text: Sequence[int], realm: str = "") -> None:
+        """Drops the rows after the beginnings of a text: those of one realm, if it is given, else of all."""
         with self._lock:
-            for key in list(self._rows):
-                if list(key[1:]) == list(text[: len(key) - 1]):
-                    del self._rows[key]
+            for own, key in list(self._rows):
+                if (not realm or own == realm) and list(key[1:]) == list(text[: len(key) - 1]):
+                    del self._rows[own, key]
 
     def row(self, ids: Sequence[int], deadline: Deadline | None = None, adapter: int = 0) -> Float32:
         """Returns the logits after these tokens. Not for the engine's thread."""
-        key = (adapter, *ids)
+        key = current_realm(), (adapter, *ids)
         with self._lock:
             known = self._rows.get(key)
             if known is not None and known[0] is adapter:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending
 from glassloop.engine.adapters import Adapters
 from glassloop.engine.ahead import Ahead
@@ -106,14 +107,15 @@ class Loop:
             for task in list(tasks):
                 self._attempt(task, task.fail, error)
 
-    def forget(self, run: str, texts: Iterable[Sequence[int]]) -> None:
+    def forget(self, run: str, texts: Iterable[Sequence[int]], realm: str = "") -> None:
         """Forgets a run with this id, and these texts, the prompt included, that were computed for it: no
-        draft is made from it, and of its keys and values those stay that another text goes on from."""
+        draft is made from it, and of its keys and values those stay that another text goes on from, and if a
+        realm is given those of all others."""
         self._recent_runs.forget(run)
         trees = {self.tree} if self._draft_model is None else {self.tree, self._draft_model.tree}
         for tree in trees:
             for text in texts:
-                tree.forget_text(text)
+                tree.forget_text(text, realm)
 
     def remove_adapter(self, name: str) -> None:
         """Makes an adapter unknown to new requests; it is unloaded when those that use it have ended."""
@@ -258,6 +260,10 @@ class Loop:
             if len(rows) > 1 and not task.ended:
                 for branch in task.branches:
                     branch.drop_rejected(self.tree)
+        for work in call.works:
+            request = work.task.request
+            if stages := request.own_time.take():
+                self.scheduler.turns.charge(request.owner, stages)
 
     def _end_too_large(self) -> None:
         """Ends the tasks that have no room even alone. Rows that were planned for them are dropped."""
@@ -313,14 +319,15 @@ class Loop:
         if request.sampling.beam_width > 1:
             from glassloop.engine.beams import Beams
 
-            decoder = self.decoder(request.runs[0], request.prompt_ids, request.compiled)
+            first = request.runs[0]
+            decoder = self.decoder(first, request.prompt_ids, request.compiled, own_time=request.own_time)
             return [Beams(request, order, decoder, self.tokenizer, self._pieces, self.tree)]
         samples = [self._sample(request, run, order) for run in request.runs]
         samples[0].siblings = samples[1:]
         return list(samples)
 
     def _sample(self, request: Request, run: Run, order: tuple[int, int]) -> Sample:
-        decoder = self.decoder(run, run.prompt_ids, request.compiled)
+        decoder = self.decoder(run, run.prompt_ids, request.compiled, own_time=request.own_time)
         guesser: Guesser | None = None
         if run.sampling.revise:
             return self._revising(request, run, order, decoder)
@@ -338,7 +345,7 @@ class Loop:
         from glassloop.engine.revise import Revising
 
         def decoder_of(run: Run) -> Decoder:
-            return self.decoder(run, run.prompt_ids, request.compiled)
+            return self.decoder(run, run.prompt_ids, request.compiled, own_time=request.own_time)
 
         tools = (decoder, self.tokenizer, self._pieces, None, self._recent_runs, self.scheduler.add)
         return Revising(request, run, order, *tools, tree=self.tree, decoder_of=decoder_of)
@@ -349,11 +356,12 @@ class Loop:
         prompt_ids: Sequence[int],
         compiled: Compiled | None = None,
         never: Sequence[int] = (),
+        own_time: OwnTime | None = None,
     ) -> Decoder:
         """Returns a decoder with the options, seed and salt of a run, or of the past of a fork, for a branch
         of this model. Without `compiled` the options are compiled here. `never` are ids that it must not
-        choose."""
-        return Decoder(
+        choose, and `own_time` is told how long stages take that are not built in."""
+        made = Decoder(
             drawn.sampling,
             self.transformer.config.vocab_size,
             drawn.seed,
@@ -365,6 +373,9 @@ class Loop:
             compiled,
             never,
         )
+        if own_time is not None:
+            made.step.own_time = own_time
+        return made
 
 
 def computes(own: Run, run: Run) -> bool:

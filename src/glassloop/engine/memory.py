@@ -24,6 +24,11 @@ def parse_bytes(text: str | int, name: str = "kv_memory") -> int:
 
 def default_memory(transformer: Transformer, most_running: int) -> int:
     """Returns the op set's share of the free memory, and no more than all running branches could ever use."""
-    page_bytes = transformer.page_bytes
-    most = page_bytes * pages_for(transformer.config.context) * most_running
-    return max(2 * page_bytes, min(transformer.ops.cache_memory(), most))
+    share, context = transformer.ops.cache_memory(), transformer.config.context
+    return cache_share(share, transformer.page_bytes, context, most_running)
+
+
+def cache_share(share: int, page_bytes: int, context: int, most_running: int) -> int:
+    """Returns how much of a share of the memory the keys and values of a model take: no more than all running
+    branches could ever use, and no less than any branch needs."""
+    return max(2 * page_bytes, min(share, page_bytes * pages_for(context) * most_running))

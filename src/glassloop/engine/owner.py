@@ -1,5 +1,5 @@
 """The owner of a request: the client whose request it is. Drafts for one owner are never made from the text
-of another one.
+of another one, and where a server keeps its clients apart, neither runs nor keys and values are shared.
 
 A server sets the owner for all that it does for a client; `Request` takes it from here, so that searches,
 edits and forks have it too. Python and the terminal have one owner, whose name is empty.

@@ -76,9 +76,10 @@ class Handover:
     target: str  # the replica that continued it
     reason: str  # died, stalled or drained
     seconds: float  # without a replica
+    owner: str = ""  # the client whose request it is; told to nobody
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "owner"}
 
 
 class LensReader(Protocol):
@@ -91,6 +92,10 @@ class LensReader(Protocol):
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers: ...
+
+    def neighbours(
+        self, of: int | str, count: int = 10, *, deadline: Deadline | None = None
+    ) -> Neighbours: ...
 
     def neighbours_in(
         self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None
@@ -152,7 +157,8 @@ class Engine(RequestMaker, ABC):
 
     def forget(self, run: Run) -> None:
         """Forgets a run that was deleted: what the engine keeps of its text, to guess from or not to compute
-        it again, goes as far as no other text continues it. Not for an event loop."""
+        it again, goes as far as no other text continues it. Where clients are kept apart, only what was kept
+        for the one in this context. Not for an event loop."""
 
     @abstractmethod
     def explain(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
@@ -54,6 +55,7 @@ class Reading:
         self.order: tuple[int, int] = (0, 0) if after is None else after.order  # (0, 0): until it is queued
         self.started: float | None = None
         self.owner = current_owner()
+        self.own_time = OwnTime()  # it runs no stages
         self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
         self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter, current_realm())]

@@ -228,7 +228,8 @@ def check_run(llm: RequestMaker, run: Run) -> None:
         if loaded != hash:
             has = "has no adapter of this name" if loaded is None else f"has {name} ({_short(loaded)})"
             made = f"made with the adapter {printable(name)} ({_short(hash)})"
-            raise TraceError.about("run", f"{run.id} was {made}, and {llm.name} {has}")
+            load = f"pass --adapter {printable(name)}=PATH (in Python: llm.load_adapter)"
+            raise TraceError.about("run", f"{run.id} was {made}, and {llm.name} {has}: {load}")
     check_ids(llm, run)
 
 

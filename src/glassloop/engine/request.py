@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending, Pause
 from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.task import Counters, Task
@@ -48,6 +49,7 @@ class Request:
     abandoned: Ending | None = None  # how it has to end, once its listener has failed
     keep: Callable[[Run], None] | None = None  # given each run at its end; as quick as a listener
     owner: str = field(default_factory=current_owner)  # the client whose request it is
+    own_time: OwnTime = field(default_factory=OwnTime, repr=False)  # of its stages that are not built in
     realm: str = field(default_factory=current_realm)  # its owner, if clients are kept apart
     adapter: int = 0  # the number of the adapter that the options name, 0: none; set when it is queued
     # What was built from the options, or why it could not be. Made by `LLM` on the caller's thread.

@@ -27,6 +27,7 @@ from glassloop.ops.protocol import Ops
 
 _MOST_FAILURES = 8  # times that a task alone may find no room before it is too large
 _LONGEST_STEP = 0.25  # seconds that a step with prompts may take on a server
+_SHORT_STEP = 0.05  # seconds that it may take while several clients have work
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
 
 
@@ -140,29 +141,48 @@ class Scheduler:
         server it is bounded in time; Python and the terminal have no other clients."""
         if not self._by_owner or "" in self._by_owner:
             return self._ops.step_rows
-        return self.turns.rows_in(_LONGEST_STEP, self._ops.step_rows)
+        return self.turns.rows_in(_SHORT_STEP if self.turns.is_shared else _LONGEST_STEP, self._ops.step_rows)
 
     def _works_in_turn(self, works: list[Work], planned: set[Task]) -> list[Work]:
         """Adds rows as `_works` does, for several owners: first the row of one run of each, then as many
         others as the time allows, owner by owner."""
         turns, step_rows = self.turns, self._ops.step_rows
-        room = turns.begin(self._by_owner)
-        firsts = {work.task.request.owner for work in works}  # of a step that is planned ahead
+        most = min(step_rows, len(self._by_owner) + turns.begin(self._by_owner))
+        rows = Counter(work.task.request.owner for work in works)  # of a step that is planned ahead
+        firsts, whole = set(rows), False
         for task in turns.in_order(self.running):
             owner = task.request.owner
             if owner in firsts or task in planned or len(task.branches) > 1 or not self._waits(task):
                 continue
-            guess = task.guess(min(room // len(self._by_owner), step_rows - _rows_of(works) - 1))
+            if turns.owes(owner):
+                continue
+            guess = task.guess(min(turns.room(owner), step_rows - rows.total() - 1))
             if task in self.running and self._add_work(task, guess, step_rows, planned, works):
+                rows[owner] += 1 + len(guess)
                 firsts.add(owner)
-        for owner in turns.owners:
-            for task in turns.in_order(self._by_owner[owner]):
-                left = min(room + len(firsts), step_rows) - _rows_of(works)
-                if works and left <= 0:
-                    break
-                if task not in planned and (task in self.running or self._enter(task, planned)):
-                    self._add_turn(task, left, planned, works)
-        turns.planned(works, len(firsts))
+        for on_account in (
+            False,
+            True,
+        ):  # where nobody has saved anything, the one with the least debt goes on
+            for owner in turns.owners:
+                if turns.owes(owner):
+                    continue
+                for task in turns.in_order(self._by_owner[owner]):
+                    left = min(turns.room(owner) + (owner in firsts) - rows[owner], most - rows.total())
+                    if left <= 0 and (works or not on_account):
+                        break
+                    together = _is_whole(task)
+                    if together and not on_account and not turns.can_overdraw:
+                        continue
+                    if self._is_ready(task, planned):
+                        before = _rows_of(works)
+                        self._add_turn(task, left, planned, works)
+                        added = _rows_of(works) - before
+                        rows[owner] += added
+                        whole = whole or (together and added > 0)
+            if works:
+                break
+        turns.planned(rows, firsts, whole, works)
         return works
 
     def _add_turn(self, task: Task, room: int, planned: set[Task], works: list[Work]) -> None:
@@ -175,8 +195,13 @@ class Scheduler:
             if len(task.branches) <= rows or not works:
                 self._add_work(task, [], rows, planned, works)
         else:
+            # Where all owners have prompts only, the step is not bounded by what was saved.
             most = self._ops.rows_beside if works else self._prompt_rows
             self._add_prompt(task, min(room, most) if works else most, planned, works)
+
+    def _is_ready(self, task: Task, planned: set[Task]) -> bool:
+        """Whether rows of a task can be added: it is not planned already, and runs or finds a place."""
+        return task not in planned and (task in self.running or self._enter(task, planned))
 
     @staticmethod
     def _waits(task: Task) -> bool:
@@ -398,6 +423,11 @@ def _calls(works: list[Work], has_views: bool) -> list[Call]:
 
 def _rows_of(works: Sequence[Work]) -> int:
     return sum([len(work.ids) for work in works])
+
+
+def _is_whole(task: Task) -> bool:
+    """Whether the next rows of a task have to be in one step: those of beams, and of a pass over masks."""
+    return len(task.branches) > 1 or (task.masked and not task.branches[0].pending)
 
 
 def _pending(task: Task) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
+from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.tree import Path
@@ -60,6 +61,7 @@ class Asker(Protocol):
 
     started: float | None  # when its first step was planned
     owner: str  # the client whose request it is
+    own_time: OwnTime  # that the stages of users took for its tokens in this step
 
     def overdue(self) -> Ending | None:
         """Returns how the request has to end now, if its time is up or its result is not wanted any more."""

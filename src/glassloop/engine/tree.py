@@ -25,6 +25,7 @@ from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, Int32, pages_for
 from glassloop.ops.kv_cache import Pages
+from glassloop.ops.memory import check_room, format_bytes
 
 GONE = -1  # a page of a window that was given back
 _MANY_ROOTS = 1024  # from which on those without nodes are dropped
@@ -98,6 +99,8 @@ class KVTree:
             raise GlassloopError(
                 f"kv_memory is {memory} bytes; at least {2 * self.page_bytes} are expected for this model"
             )
+        least = f"give less, at least {format_bytes(2 * self.page_bytes)}, or end other programs"
+        check_room("kv_memory is", memory, transformer.ops.free_memory(), least)
         self._windows = [spec.window for spec in transformer.cache_specs]
         self._widest = max((window for window in self._windows if window is not None), default=0)
         self.memory = memory
@@ -318,11 +321,11 @@ class KVTree:
         for node in reversed(nodes[roots:]):
             self._remove(node)
 
-    def forget_text(self, tokens: Sequence[int]) -> None:
+    def forget_text(self, tokens: Sequence[int], realm: str = "") -> None:
         """Gives back the pages of a text, from its end on, as far as no path holds them and no other text
-        goes on from them."""
+        goes on from them: those of one realm, if it is given, else of all."""
         found: list[Node] = []
-        parents = list(self.roots.values())
+        parents = [root for (_, own), root in self.roots.items() if not realm or own == realm]
         while parents:
             node = parents.pop()
             start = (node.depth + 1) * PAGE

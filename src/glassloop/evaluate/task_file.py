@@ -1,7 +1,7 @@
 """Task files: JSON lines with a prompt and an answer, or a YAML file in the form of lm-evaluation-harness.
 
-A line of a JSONL file has `prompt` (or `messages`) and `answer`, or `tests` in its place; it may have `id`,
-`choices` and `group`.
+A line of a JSONL file has `prompt` (or `question`, or `messages`) and `answer`, or `tests` in its place; it
+may have `id`, `choices` and `group`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from glassloop.search.extract import find_extractor
 from glassloop.search.verify.unit_tests import unit_tests
 from glassloop.shown import shown
 
-_FIELDS = ("id", "prompt", "messages", "answer", "choices", "tests", "group")
+_FIELDS = ("id", "prompt", "question", "messages", "answer", "choices", "tests", "group")
 
 
 def read_task(path: Path, *, data: Path | None = None, extract: str | None = None) -> Task:
@@ -76,7 +76,9 @@ def _letter_or_choice(answer: str | float, choices: list[str]) -> str:
 
 
 def _question(row: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-    prompt, messages = row.get("prompt"), row.get("messages")
+    prompt, messages = row.get("prompt", row.get("question")), row.get("messages")
+    if "prompt" in row and "question" in row:
+        raise TaskError.about("question", "is given beside prompt; one of them is expected")
     if isinstance(prompt, str) and messages is None:
         return prompt
     if prompt is None and isinstance(messages, list) and messages:

@@ -4,7 +4,6 @@ every weight is a number, whether the tokenizer can be used, and whether the mod
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +12,13 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.cache import Branches
-from glassloop.model.loader import ModelFiles
+from glassloop.model.loader import ModelFiles, model_path
+from glassloop.model.survey import survey
 from glassloop.ops import choose_ops
+from glassloop.ops.memory import format_bytes
+from glassloop.ops.protocol import Ops
 from glassloop.ops.tensor import Tensor
+from glassloop.ops.weight_memory import memory_line
 from glassloop.shown import printable
 
 _TEXT = "Water boils at 100 °C."
@@ -32,13 +35,15 @@ class Finding(NamedTuple):
 def check_model(path: Path, ops: str | None = None) -> Iterator[Finding]:
     """Yields what was found after each check, the quick ones first. Raises an error that says what is wrong
     at the first thing that is."""
+    path = model_path(path)
+    stated = survey(path)
+    yield Finding("format", stated.line)
+    yield Finding("family", stated.family)
     files = ModelFiles(path)
     config, tensors = files.config, files.tensors.values()
-    types = Counter(tensor.format.name for tensor in tensors)
-    kinds = ", ".join(f"{name} {count}" for name, count in types.most_common())
-    yield Finding(
-        "format", f"{'safetensors' if files.path.is_dir() else 'GGUF'}, {len(tensors)} tensors ({kinds})"
-    )
+    for note in files.notes:
+        yield Finding("quantized", note)
+    yield Finding("op sets", memory_line(files.weights.values()))
     heads = f"{config.heads} heads, {config.kv_heads} of keys and values"
     sizes = f"{len(config.layers)} layers, width {config.dim:,}, {heads}, context {config.context:,}"
     yield Finding("model", f"{config.family}: {sizes}")
@@ -52,7 +57,9 @@ def check_model(path: Path, ops: str | None = None) -> Iterator[Finding]:
     for tensor in tensors:
         _check_finite(files.path, tensor)
     yield Finding("weights", f"{sum(tensor.size for tensor in tensors):,} numbers, all finite")
-    model = files.transformer(choose_ops(ops))
+    op_set = choose_ops(ops)
+    yield Finding("memory", _memory(files, op_set))
+    model = files.transformer(op_set)
     (logits,) = Branches(model, len(ids)).forward([(0, 0, ids)])
     if not np.isfinite(logits).all():
         raise ModelError(f"{files.path}: the logits after {_TEXT!r} are not finite")
@@ -60,8 +67,17 @@ def check_model(path: Path, ops: str | None = None) -> Iterator[Finding]:
     yield Finding("computes", f"with {model.ops.description}; after {_TEXT!r} {likeliest!r} is the likeliest")
 
 
+def _memory(files: ModelFiles, ops: Ops) -> str:
+    """Returns what the model takes on an op set, and what is free there."""
+    needed, context = files.memory(ops), files.config.context
+    whole = f"up to {format_bytes(needed.cache(context))} for a full context ({context:,} tokens)"
+    weights = format_bytes(needed.weights)
+    return f"{weights} for weights, {whole}; with {ops.name} ops; {ops.free_memory()}"
+
+
 def _check_finite(path: Path, tensor: Tensor) -> None:
     """Raises if a weight is infinite or not a number."""
+    tensor = tensor._replace()  # one that is computed is computed once, not for each part
     rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
     step = max(1, _MOST_VALUES * rows // max(1, tensor.size)) if rows > 1 else 1
     for first in range(0, rows, step):

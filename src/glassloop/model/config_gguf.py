@@ -14,6 +14,7 @@ from glassloop.model.build import Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
+from glassloop.model.unsupported import EXPERTS_GGUF, UPSTREAM, mixture_of_experts, unknown_family
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import shown
 
@@ -23,12 +24,12 @@ def config_from_gguf(
 ) -> tuple[ModelFamily, ModelConfig]:
     architecture = metadata.get("general.architecture")
     family = FAMILY_BY_TYPE.get(architecture) if isinstance(architecture, str) else None
-    if family is None:
-        known = ", ".join(sorted(FAMILY_BY_TYPE))
-        raise Fields(where, {}).error(
-            "general.architecture", f"is {shown(architecture)}; one of {known} is expected"
-        )
     fields = Fields(where, metadata, prefix=f"{architecture}.")
+    experts = fields.get(EXPERTS_GGUF)
+    if isinstance(architecture, str) and type(experts) is int and experts > 1:
+        raise fields.error(EXPERTS_GGUF, mixture_of_experts(experts))
+    if family is None:
+        raise Fields(where, {}).error("general.architecture", unknown_family(architecture))
 
     count = fields.whole("block_count", most=MOST_LAYERS)
     dim = fields.whole("embedding_length")
@@ -80,8 +81,16 @@ def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
     """Returns a number that some files list once for each layer."""
     value = fields.get(key)
     if isinstance(value, np.ndarray):
-        if len(set(value.tolist())) != 1:
-            raise fields.error(key, "differs from layer to layer, which is not supported")
+        count = fields.whole("block_count", most=MOST_LAYERS)
+        if len(value) != count:
+            raise fields.error(key, f"has {len(value)} values; one for each of {count} layers is expected")
+        different = sorted(set(value.tolist()))
+        if len(different) != 1:
+            raise fields.error(
+                key,
+                f"is {shown(different[0])} in one layer and {shown(different[-1])} in another; only models"
+                f" whose layers are alike are read: {UPSTREAM}",
+            )
         fields = Fields(fields.where, {fields.prefix + key: value[0].item()}, fields.prefix)
     return fields.whole(key, default)
 

@@ -12,6 +12,7 @@ from glassloop.model.build import Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
+from glassloop.model.unsupported import experts_of, mixture_of_experts, unknown_family
 from glassloop.ops.exact import log_of
 from glassloop.ops.protocol import Activation
 from glassloop.shown import shown
@@ -24,9 +25,10 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
     fields = Fields(where, values)
     model_type = fields.get("model_type")
     family = FAMILY_BY_TYPE.get(model_type) if isinstance(model_type, str) else None
+    if experts := experts_of(values):
+        raise fields.error(experts[0], mixture_of_experts(experts[1]))
     if family is None:
-        known = ", ".join(sorted(FAMILY_BY_TYPE))
-        raise fields.error("model_type", f"is {shown(model_type)}; one of {known} is expected")
+        raise fields.error("model_type", unknown_family(model_type))
     fields = Fields(where, {**family.defaults, **{k: v for k, v in values.items() if v is not None}})
     for key, accepted in family.only:
         if fields.get(key, accepted) != accepted:

@@ -87,6 +87,7 @@ ACTIVATIONS: dict[str, Activation] = {
 class ModelFamily(NamedTuple):
     name: str
     types: tuple[str, ...]  # `model_type` in config.json, and `general.architecture` in GGUF
+    title: str = ""  # what people call it, in messages and in the documentation
 
     # What the layers are made of.
     norm: Literal["rms", "layer"] = "rms"
@@ -129,6 +130,7 @@ class ModelFamily(NamedTuple):
 _GPT2 = ModelFamily(
     "gpt2",
     ("gpt2",),
+    title="GPT-2",
     norm="layer",
     positions="learned",
     gated=False,
@@ -150,6 +152,7 @@ _GPT2 = ModelFamily(
 _GEMMA2 = ModelFamily(
     "gemma2",
     ("gemma2",),
+    title="Gemma 2",
     norm_place="sandwich",
     keys=COMMON_KEYS | {"activation": "hidden_activation"},
     layer=_GEMMA_LAYER,
@@ -174,6 +177,7 @@ FAMILIES = (
     _GPT2._replace(
         name="openai-gpt",
         types=("openai-gpt",),
+        title="GPT",
         norm_place="post",
         final_norm=False,
         keys=_GPT_KEYS | {"activation": "afn"},
@@ -185,6 +189,7 @@ FAMILIES = (
     ModelFamily(
         "xglm",
         ("xglm",),
+        title="XGLM",
         norm="layer",
         norm_eps=1e-5,
         positions="sinusoidal",
@@ -214,21 +219,23 @@ FAMILIES = (
         scaled_embedding=True,
     ),
     # SmolLM2 and Mistral in GGUF are of this family too.
-    ModelFamily("llama", ("llama",), gguf_pairs=True),
-    ModelFamily("mistral", ("mistral",), defaults={"sliding_window": 4096}),
+    ModelFamily("llama", ("llama",), title="Llama", gguf_pairs=True),
+    ModelFamily("mistral", ("mistral",), title="Mistral", defaults={"sliding_window": 4096}),
     ModelFamily(
         "smollm3",
         ("smollm3",),
+        title="SmolLM3",
         nope_every=4,
         defaults={"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
         gguf_pairs=True,
     ),
-    ModelFamily("qwen2", ("qwen2",), qkv_bias=True, defaults={"use_sliding_window": False}),
-    ModelFamily("qwen3", ("qwen3",), qk_norm=True, defaults={"use_sliding_window": False}),
+    ModelFamily("qwen2", ("qwen2",), title="Qwen2", qkv_bias=True, defaults={"use_sliding_window": False}),
+    ModelFamily("qwen3", ("qwen3",), title="Qwen3", qk_norm=True, defaults={"use_sliding_window": False}),
     # Models that fill masks. Only safetensors: in GGUF they have names of their own.
     ModelFamily(
         "llada",
         ("llada",),
+        title="LLaDA",
         masked="own",
         keys=COMMON_KEYS
         | {
@@ -258,11 +265,19 @@ FAMILIES = (
             "down": "blocks.{i}.ff_out",
         },
     ),
-    ModelFamily("dream", ("Dream",), masked="next", qkv_bias=True, defaults={"use_sliding_window": False}),
+    ModelFamily(
+        "dream",
+        ("Dream",),
+        title="Dream",
+        masked="next",
+        qkv_bias=True,
+        defaults={"use_sliding_window": False},
+    ),
     _GEMMA2,
     _GEMMA2._replace(
         name="gemma3",
         types=("gemma3_text", "gemma3"),
+        title="Gemma 3",
         qk_norm=True,
         only=(("use_bidirectional_attention", False),),
         defaults={

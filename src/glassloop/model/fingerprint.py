@@ -7,6 +7,7 @@ from pathlib import Path
 
 from glassloop.errors import ModelError
 from glassloop.files import sha256_of
+from glassloop.model.gguf_parts import part_paths
 from glassloop.model.registry import home
 from glassloop.model.registry.manifest import read_manifest
 
@@ -14,12 +15,13 @@ _PARTS = ("*.safetensors", "config.json", "tokenizer*.json")
 
 
 def fingerprint(path: Path) -> str:
-    """Returns the SHA-256 of a `.gguf` file, or of the list of a folder's files with theirs."""
+    """Returns the SHA-256 of a `.gguf` file, or of the list of a model's files with theirs."""
     known = _known(path)
     try:
-        if path.is_file():
+        parts = part_paths(path) if path.is_file() else []
+        if len(parts) == 1:
             return known.get(path) or sha256_of(path)
-        files = sorted({file for pattern in _PARTS for file in path.glob(pattern)})
+        files = parts or sorted({file for pattern in _PARTS for file in path.glob(pattern)})
         if not files:
             raise ModelError(f"cannot read {path}: the files of the model are not there any more")
         lines = [f"{known.get(file) or sha256_of(file)}  {file.name}\n" for file in files]

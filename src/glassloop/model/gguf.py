@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.files import map_file
-from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
+from glassloop.model.unsupported import unknown_type
+from glassloop.ops.quant import FORMAT_BY_GGUF_ID
 from glassloop.ops.strings import read_strings
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
@@ -43,16 +44,25 @@ _LENGTH = struct.Struct("<Q")
 _WINDOW = 1 << 22
 
 
-class GGUFFile:
-    """A GGUF file. `metadata` has plain Python values, with string arrays as lists and number arrays as NumPy
-    arrays. `tensors` are by name, still in the file: the memory map lives as long as any of them does.
+class TensorInfo(NamedTuple):
+    """One tensor as the header of a file describes it."""
+
+    offset: int  # of its first byte, from the start of the data
+    name: str
+    shape: tuple[int, ...]  # row-major, as `Tensor` has it
+    type_id: int
+
+
+class GGUFHeader:
+    """The header of a GGUF file: what it says of itself, whether or not its tensors can be read here.
+    `metadata` has plain Python values, with string arrays as lists and number arrays as NumPy arrays.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        cursor = _Cursor(path)
+        self._cursor = cursor = _Cursor(path)
         if cursor.take(4, "magic") != MAGIC:
-            raise cursor.error("magic", "is not 'GGUF'; this is not a GGUF file")
+            raise cursor.error("magic", f"is not 'GGUF'; this is {_what_it_is(cursor)}")
         version = cursor.number("<I", "version")
         if version not in _VERSIONS:
             raise cursor.error("version", f"is {version}; versions 2 and 3 (little-endian) are read")
@@ -65,36 +75,56 @@ class GGUFFile:
             if key in self.metadata:
                 raise cursor.error(key, "appears twice in the metadata")
             self.metadata[key] = cursor.value(key)
-        self.tensors = _read_tensors(cursor, tensor_count, self._alignment(cursor))
+        self._alignment = self._read_alignment()
+        self.infos = [_read_info(cursor) for _ in range(tensor_count)]
+        self._base = -(-cursor.at // self._alignment) * self._alignment
 
-    def _alignment(self, cursor: _Cursor) -> int:
+    def _read_alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-            raise cursor.error(
+            raise self._cursor.error(
                 "general.alignment", f"is {shown(alignment)}; a number from 1 to 1048576 is expected"
             )
         return alignment
 
 
-def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tensor]:
-    infos: list[tuple[int, str, tuple[int, ...], int]] = []
-    for _ in range(count):
-        name = cursor.string("a tensor name")
-        n_dims = cursor.number("<I", f"{name}: n_dims")
-        if not 0 < n_dims <= _MAX_DIMS:
-            raise cursor.error(name, f"has {n_dims} dimensions; 1 to {_MAX_DIMS} are expected")
-        # GGUF lists the fastest axis first; here it is the last.
-        shape = tuple(reversed([cursor.number("<Q", f"{name}: dimension") for _ in range(n_dims)]))
-        format_id = cursor.number("<I", f"{name}: type")
-        infos.append((cursor.number("<Q", f"{name}: offset"), name, shape, format_id))
+class GGUFFile(GGUFHeader):
+    """One GGUF file. `tensors` are by name, still in the file: the memory map lives as long as any of them
+    does."""
 
-    base = -(-cursor.at // alignment) * alignment
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.tensors = _place_tensors(self._cursor, self.infos, self._base, self._alignment)
+
+
+def _what_it_is(cursor: _Cursor) -> str:
+    """Returns what a file is that is not GGUF: some downloads end in a file that only looks like one."""
+    start = cursor.mapping[:64]
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the file: 'git lfs pull' gets it"
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        return "an HTML page, not the file: download it again"
+    return "not a GGUF file"
+
+
+def _read_info(cursor: _Cursor) -> TensorInfo:
+    name = cursor.string("a tensor name")
+    n_dims = cursor.number("<I", f"{name}: n_dims")
+    if not 0 < n_dims <= _MAX_DIMS:
+        raise cursor.error(name, f"has {n_dims} dimensions; 1 to {_MAX_DIMS} are expected")
+    # GGUF lists the fastest axis first; here it is the last.
+    shape = tuple(reversed([cursor.number("<Q", f"{name}: dimension") for _ in range(n_dims)]))
+    type_id = cursor.number("<I", f"{name}: type")
+    return TensorInfo(cursor.number("<Q", f"{name}: offset"), name, shape, type_id)
+
+
+def _place_tensors(cursor: _Cursor, infos: list[TensorInfo], base: int, alignment: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     end_of_previous, previous = 0, ""
-    for offset, name, shape, format_id in sorted(infos):
-        format = FORMAT_BY_GGUF_ID.get(format_id)
+    for offset, name, shape, type_id in sorted(infos):
+        format = FORMAT_BY_GGUF_ID.get(type_id)
         if format is None:
-            raise cursor.error(name, f"has type {format_id}; types {', '.join(FORMATS)} are read")
+            raise cursor.error(name, unknown_type(type_id))
         if 0 in shape or shape[-1] % format.block_values:
             raise cursor.error(name, f"has shape {shape}, which does not fit its type {format.name}")
         size = format.size_of(prod(shape))

@@ -5,44 +5,80 @@ other, and hands the weights to an op set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
-from glassloop.errors import ModelError
+from glassloop.errors import GlassloopError, ModelError
 from glassloop.model.drafter import DrafterFile, find_drafter
 from glassloop.model.generation import Setting, settings_from_gguf, settings_from_json
-from glassloop.model.gguf import GGUFFile
+from glassloop.model.gguf_parts import gguf_headers, open_gguf
 from glassloop.model.registry import fetch
-from glassloop.model.transformer import Transformer
+from glassloop.model.survey import survey
+from glassloop.model.transformer import Transformer, cache_groups, page_bytes_of
+from glassloop.model.unsupported import PICKLES, pickle_only
+from glassloop.ops.batch import pages_for
 from glassloop.ops.drafting import DraftOps
+from glassloop.ops.memory import check_room
 from glassloop.ops.protocol import Ops
-from glassloop.ops.quant import FORMATS
+from glassloop.ops.quant import FORMATS, Format
 from glassloop.ops.tensor import Tensor
+from glassloop.ops.weight_memory import memory_line, weight_bytes
+from glassloop.shown import printable
 from glassloop.text.tokenizer import Tokenizer
 
 WEIGHT_FORMATS = {"q8": "Q8_0", "q4": "Q4_1", "f32": "F32"}
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+# The tokenizers that are in use, by their files.
+_TOKENIZERS: WeakValueDictionary[tuple[object, ...], Tokenizer] = WeakValueDictionary()
+
+
+def _identity(path: Path) -> list[object]:
+    """Returns what differs if a tokenizer's files are others, or have changed."""
+    try:
+        facts = [(name, name.stat()) for name in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    except OSError:  # something changes right now
+        return [object()]
+    return [(str(name), found.st_ino, found.st_size, found.st_mtime_ns) for name, found in facts]
+
+
+class ModelMemory(NamedTuple):
+    """What a model takes of an op set's memory."""
+
+    weights: int  # bytes
+    page: int  # bytes of the keys and values of one page of tokens
+
+    def cache(self, tokens: int) -> int:
+        """Returns the bytes of the keys and values of this many tokens, if each is kept."""
+        return self.page * pages_for(tokens)
 
 
 class ModelFiles:
     """The opened files of one model: config and tensors are checked, nothing is computed or copied yet."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path = _model_path(path)
+        self.path = path = model_path(path)
         self.metadata: Mapping[str, Any] = {}
         self.settings: dict[str, Setting]  # for sampling, as the files have them
+        # What became of weights that are stored in a form that no op set has: in words, and the formats.
+        self.notes: tuple[str, ...] = ()
+        self.formats: tuple[str, ...] = ()
         # A process rarely reads both formats, so only the reader that is needed is imported.
         if path.is_dir():
             from glassloop.model.config_hf import config_from_json
-            from glassloop.model.safetensors import read_folder, read_json
+            from glassloop.model.quantized import read_weights
+            from glassloop.model.safetensors import read_json
             from glassloop.model.weights import weights_from_safetensors
 
             config_file = path / "config.json"
-            family, self.config = config_from_json(str(config_file), read_json(config_file))
-            self.tensors = read_folder(path)
+            stated = read_json(config_file)
+            family, self.config = config_from_json(str(config_file), stated)
+            self.tensors, self.notes, self.formats = read_weights(path, stated)
             self.weights = weights_from_safetensors(str(path), family, self.config, self.tensors)
             generation = path / "generation_config.json"
             self.settings = settings_from_json(read_json(generation) if generation.exists() else {})
@@ -50,15 +86,22 @@ class ModelFiles:
             from glassloop.model.config_gguf import config_from_gguf
             from glassloop.model.weights import weights_from_gguf
 
-            file = GGUFFile(path)
-            self.metadata, self.tensors = file.metadata, file.tensors
+            self.metadata, self.tensors, _ = open_gguf(path)
             family, self.config = config_from_gguf(str(path), self.metadata, self.tensors)
             self.weights = weights_from_gguf(str(path), family, self.config, self.tensors)
             self.settings = settings_from_gguf(self.metadata)
 
     def tokenizer(self) -> Tokenizer:
-        """Returns the model's tokenizer. It has no token that the embedding has no row for."""
+        """Returns the model's tokenizer. It has no token that the embedding has no row for. Runs keep theirs;
+        a model that is loaded again shares it, as it may be larger than the runs."""
         rows = self.config.vocab_size
+        key = (rows, *_identity(self.path))
+        known = _TOKENIZERS.get(key)
+        if known is None:
+            known = _TOKENIZERS[key] = self._read_tokenizer(rows)
+        return known
+
+    def _read_tokenizer(self, rows: int) -> Tokenizer:
         if self.path.is_dir():
             tokenizer = Tokenizer.from_json_folder(self.path, rows)
         else:
@@ -69,17 +112,37 @@ class ModelFiles:
             )
         return tokenizer
 
+    def memory(self, ops: Ops, weights: str | None = None) -> ModelMemory:
+        """Returns how much memory the model takes on an op set, which is known before it is loaded."""
+        stored = FORMATS[WEIGHT_FORMATS[weights]] if weights in WEIGHT_FORMATS else None
+
+        def bytes_of(shape: tuple[int, ...], format: Format) -> int:
+            fits = stored is not None and shape[-1] % stored.block_values == 0
+            return ops.matrix_bytes(shape, stored if stored is not None and fits else format)
+
+        total = weight_bytes(self.weights.values(), bytes_of)
+        specs, _ = cache_groups([layer.mixer.cache for layer in self.config.layers])
+        return ModelMemory(total, page_bytes_of(specs, ops))
+
     def transformer(
         self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
     ) -> Transformer:
         """Returns the model on an op set, its matrices as stored or as `weights` says (q8, q4, f32); with
         `drafts`, together with its drafter, if the package has one and the op set can run it, or with the
         given one."""
-        tensors = _Requantized(self.weights, weights) if weights else self.weights
+        tensors: Mapping[str, Tensor] = self.weights
+        if weights:
+            tensors = _Requantized(self.weights, weights)
+        name = self.path.name if self.path.is_dir() else self.path.stem
+        needed = self.memory(ops, weights).weights
+        remedy = "end other programs, or take a smaller model or one with fewer bits a weight"
+        check_room(f"the weights of {printable(name)} take", needed, ops.free_memory(), remedy)
         if drafts is True:
             found = find_drafter(self.config, self.weights) if isinstance(ops, DraftOps) else None
         else:
             found = drafts or None
+        if (progress := _WATCHING.get()) is not None:
+            tensors = _Watched(tensors, progress)
         return Transformer(self.config, tensors, ops, found)
 
     def load(
@@ -103,6 +166,41 @@ class ModelFiles:
         return transformer, read[0] if read else self.tokenizer()
 
 
+Progress = Callable[[int, int, str], None]  # numbers loaded, numbers in all, the tensor that is loaded now
+_WATCHING: ContextVar[Progress | None] = ContextVar("watching", default=None)
+
+
+@contextmanager
+def watch_loading(progress: Progress) -> Iterator[None]:
+    """Calls a function for each tensor of the models that this thread loads while the context is open."""
+    token = _WATCHING.set(progress)
+    try:
+        yield
+    finally:
+        _WATCHING.reset(token)
+
+
+class _Watched(Mapping[str, Tensor]):
+    """Weights that tell how many of them have been read."""
+
+    def __init__(self, weights: Mapping[str, Tensor], progress: Progress) -> None:
+        self._weights, self._progress = weights, progress
+        self._total = sum(tensor.size for tensor in weights.values())
+        self._done = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._weights[name]
+        self._done += tensor.size
+        self._progress(min(self._done, self._total), self._total, "")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
 class _Requantized(dict[str, Tensor]):
     """Weights whose matrices are converted to another format, one at a time, when they are read."""
 
@@ -118,12 +216,10 @@ class _Requantized(dict[str, Tensor]):
         return tensor.stored_as(self._format) if fits else tensor
 
 
-def _model_path(path: Path) -> Path:
+def model_path(path: Path) -> Path:
     """Returns the .gguf file, or the folder of safetensors and their config."""
-    if path.suffix in _PICKLES:
-        raise ModelError(
-            f"{path}: is a pickle, which can run code when it is opened; use safetensors or GGUF"
-        )
+    if path.suffix in PICKLES:
+        raise ModelError(f"{path}: {pickle_only(printable(path.name))}")
     if path.name == "config.json" or path.suffix == ".safetensors":
         return path.parent
     return path
@@ -136,16 +232,27 @@ def load_tokenizer(name: str) -> Tokenizer:
         return Tokenizer.from_json_folder(path if path.is_dir() else path.parent)
     if path.suffix == ".tiktoken":
         return Tokenizer.from_tiktoken(path, path.stem)
-    return Tokenizer.from_gguf(GGUFFile(path).metadata, str(path))
+    return Tokenizer.from_gguf(gguf_headers(path)[0].metadata, str(path))
 
 
 def describe(path: Path) -> dict[str, object]:
-    """Returns the facts that `glassloop models show` prints of a model."""
-    files = ModelFiles(path)
+    """Returns the facts that `glassloop models show` prints of a model; of one that is not supported, what
+    its files say of themselves, and the reason."""
+    path = model_path(path)
+    stated = survey(path)
+    facts: dict[str, object] = {
+        "family": stated.family,
+        "files_of_weights": stated.files,
+        "stored_types": stated.types,
+    }
+    try:
+        files = ModelFiles(path)
+        tokenizer = files.tokenizer()
+    except GlassloopError as error:
+        return facts | {"numbers": stated.parameters, "not_supported": str(error)}
     config = files.config
     types = Counter(tensor.format.name for tensor in files.tensors.values())
     windows = sorted({window for layer in config.layers if (window := layer.mixer.window) is not None})
-    tokenizer = files.tokenizer()
     return {
         "family": config.family,
         "title": files.metadata.get("general.name"),
@@ -161,6 +268,7 @@ def describe(path: Path) -> dict[str, object]:
         "vocabulary": config.vocab_size,
         "tied_head": config.tied,
         "tensor_types": dict(types.most_common()),
+        "op_sets": memory_line(files.weights.values()),
         "eos_ids": list(tokenizer.eos_ids),
         "adds_bos": tokenizer.add_bos,
         "chat_template": tokenizer.chat_template is not None,

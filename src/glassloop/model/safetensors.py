@@ -6,6 +6,7 @@ The header is JSON from outside; each entry is checked before it is used.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import pairwise
 from math import prod
 from mmap import mmap
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.files import map_file, read_at_most
+from glassloop.files import in_parallel, map_file, read_at_most
+from glassloop.model.unsupported import PICKLES, pickle_only
 from glassloop.ops.quant import BF16, F16, F32, Bytes
 from glassloop.ops.tensor import Tensor
 from glassloop.shown import printable, shown
@@ -27,9 +29,13 @@ _MAX_CONFIG = 10_000_000
 _MAX_INDEX = 64_000_000
 _MAX_DIMS = 8
 _FORMATS = {"F32": F32, "F16": F16, "BF16": BF16}
-# Types of buffers that the forward pass does not use (masks, position ids): only their size is checked.
+# Types that the forward pass does not use: of buffers (masks, position ids), and of quantized weights, which
+# the modules of `quantized` read. Here only their size is checked.
 _OTHER_SIZES = {
     "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
     "U8": 1,
     "I8": 1,
     "U16": 2,
@@ -42,28 +48,41 @@ _OTHER_SIZES = {
 }
 
 
-def read_folder(folder: Path) -> dict[str, Tensor]:
-    """Returns all tensors of a model folder, by name."""
+def read_entries(folder: Path) -> list[Contents]:
+    """Returns the headers and the mapped data of all weight files of a folder."""
     if not (folder / INDEX).exists():
         if not (folder / SINGLE).exists():
-            raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
-        return read_file(folder / SINGLE)
+            raise ModelError(f"{folder}: {_why_no_weights(folder)}")
+        return [read_contents(folder / SINGLE)]
     weight_map = read_json(folder / INDEX, _MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise ModelError(f"{folder / INDEX}: weight_map is not an object from tensor names to file names")
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(weight_map.values())):
+    names = sorted(set(weight_map.values()))
+    for shard in names:
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ModelError(
                 f"{folder / INDEX}: weight_map names {shown(shard)}; a file in the same folder is expected"
             )
-        tensors.update(read_file(folder / shard))
+    shards = in_parallel(read_contents, [folder / shard for shard in names])
+    found = {name for contents in shards for name in contents.entries}
     for name, shard in weight_map.items():
-        if name not in tensors:
+        if name not in found:
             raise ModelError(
                 f"{folder / INDEX}: weight_map says {printable(name)} is in {shard}, but it is not there"
             )
-    return tensors
+    return shards
+
+
+def _why_no_weights(folder: Path) -> str:
+    """Says what to do about a folder without safetensors."""
+    with suppress(OSError):
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        if pickles:
+            return pickle_only(printable(pickles[0]))
+        ggufs = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
+        if ggufs:
+            return f"has no {SINGLE}, but {printable(ggufs[0])}: give the path of that file"
+    return f"has neither {SINGLE} nor {INDEX}"
 
 
 class Entry(NamedTuple):
@@ -134,7 +153,10 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not isinstance(kind, str) or (kind not in _FORMATS and kind not in _OTHER_SIZES):
-        raise ModelError(f"{path}: {name} has dtype {shown(kind)}; {', '.join(_FORMATS)} are read")
+        raise ModelError(
+            f"{path}: {name} has dtype {shown(kind)}; {', '.join(_FORMATS)} are read, and F8_E4M3 and"
+            " integers where config.json says what they mean"
+        )
     if not _whole_numbers(shape) or len(shape) > _MAX_DIMS:
         raise ModelError(
             f"{path}: {name} has shape {shown(shape)}; a short list of whole numbers is expected"

@@ -196,6 +196,28 @@ class Program:
         return self._adapted(batch, pages)
 
 
+def cache_groups(caches: Sequence[CacheSpec]) -> tuple[list[CacheSpec], list[Place]]:
+    """Divides layers, given by what each keeps, into groups with the same window, each with a page table of
+    its own, and returns their specs and the place of each layer.
+
+    All groups have the same number of layers, so all pages have one size and come from one pool: a page that
+    a window gives back can be used for any layers.
+    """
+    layers = math.gcd(*Counter(caches).values())
+    groups: dict[tuple[CacheSpec, int], int] = {}
+    places: list[Place] = []
+    for index, cache in enumerate(caches):
+        number = caches[:index].count(cache)
+        group = groups.setdefault((cache, number // layers), len(groups))
+        places.append((group, number % layers))
+    return [replace(cache, layers=layers) for cache, _ in groups], places
+
+
+def page_bytes_of(specs: Sequence[CacheSpec], ops: Ops) -> int:
+    """Returns the bytes of the keys and values of one page of tokens, in all groups of layers."""
+    return len(specs) * sum(map(ops.page_bytes, set(shapes_of(specs))))
+
+
 class Transformer:
     def __init__(
         self,
@@ -212,7 +234,10 @@ class Transformer:
         self.drafter = None if drafter is None else Drafter(drafter.config, config, drafter.weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
-        self.cache_specs, self.places = self._cache_groups()
+        caches = [layer.mixer.cache for layer in config.layers]
+        if self.drafter is not None:
+            caches.append(self.drafter.mixer.cache)
+        self.cache_specs, self.places = cache_groups(caches)
         self.layers = [
             load.layer(f"layers.{index}.", layer, self.places[index])
             for index, layer in enumerate(config.layers)
@@ -285,26 +310,7 @@ class Transformer:
     @property
     def page_bytes(self) -> int:
         """The bytes of the keys and values of one page of tokens, in all layers."""
-        return len(self.cache_specs) * sum(map(self.ops.page_bytes, set(shapes_of(self.cache_specs))))
-
-    def _cache_groups(self) -> tuple[list[CacheSpec], list[Place]]:
-        """Divides the layers into groups with the same window, each with a page table of its own, and returns
-        their specs and the place of each layer.
-
-        All groups have the same number of layers, so all pages have one size and come from one pool: a page
-        that a window gives back can be used for any layers.
-        """
-        caches = [layer.mixer.cache for layer in self.config.layers]
-        if self.drafter is not None:
-            caches.append(self.drafter.mixer.cache)
-        layers = math.gcd(*Counter(caches).values())
-        groups: dict[tuple[CacheSpec, int], int] = {}
-        places: list[Place] = []
-        for index, cache in enumerate(caches):
-            number = caches[:index].count(cache)
-            group = groups.setdefault((cache, number // layers), len(groups))
-            places.append((group, number % layers))
-        return [replace(cache, layers=layers) for cache, _ in groups], places
+        return page_bytes_of(self.cache_specs, self.ops)
 
     def _logits(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         return self.logits(self._hidden(batch, pages))

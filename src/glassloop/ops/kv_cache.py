@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from glassloop.ops.batch import Span
+from glassloop.ops.memory import format_bytes, memory_errors
 from glassloop.ops.quant import Float32
 
 Place = tuple[int, int]  # a group of layers, and a layer's number in it
@@ -56,5 +57,6 @@ def make_pools(
     """
     shapes = shapes_of(specs)
     count = memory // sum(map(page_bytes, set(shapes)))
-    pools = {shape: make(shape, count) for shape in dict.fromkeys(shapes)}
+    with memory_errors(f"{format_bytes(memory)} of keys and values"):
+        pools = {shape: make(shape, count) for shape in dict.fromkeys(shapes)}
     return [pools[shape] for shape in shapes]

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
-from glassloop.ops.quant import Float32
+from glassloop.ops.memory import FreeMemory
+from glassloop.ops.quant import Float32, Format
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -58,6 +59,12 @@ class Ops(Protocol):
         are the numbers of rows that batches usually have; an op set may prepare for these, and must run any
         other. If `adapted`, the batches have adapters; else they have none.
         """
+
+    def free_memory(self) -> FreeMemory:
+        """Returns how much memory is free for weights, keys and values."""
+
+    def matrix_bytes(self, shape: tuple[int, ...], format: Format) -> int:
+        """Returns about how many bytes `matrix` takes for a tensor that a file has in this format."""
 
     def cache_memory(self) -> int:
         """Returns how many bytes a cache takes by default: a share of the memory that is free."""

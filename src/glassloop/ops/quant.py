@@ -1,31 +1,43 @@
-"""Stored number formats: how weight files pack values into blocks of bytes, and how to read them back.
+"""Stored number formats: the table of all of them, and how to read their values and to write some.
 
-Every quantized format consists of the same three parts: small integer codes, a scale for each group of codes,
-and in some formats a minimum for each group, so that `value = scale * code + minimum`. The reference op set
-computes the values; the native one keeps the codes and repacks them for its kernels.
+Every quantized format consists of the same parts: small codes, a scale for each group of codes, in some
+formats a minimum for each group, so that `value = scale * code + minimum`, and in some a table of at most 16
+values, of which the code is the place. Everything about a format is in its row of `FORMATS`: the loaders find
+it by GGUF's number, the reference op set computes the values, and the native one packs codes and scales for
+its kernels as the row says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Float32 = NDArray[np.float32]
+from glassloop.ops import blocks as read
+from glassloop.ops.blocks import Blocks, Bytes, Float32
+
+__all__ = [
+    "BF16",
+    "F16",
+    "F32",
+    "FORMATS",
+    "FORMAT_BY_GGUF_ID",
+    "Blocks",
+    "Bytes",
+    "Float32",
+    "Format",
+    "dequantize",
+    "factors",
+    "quantize",
+]
 
 # Blocks converted at a time, so that the intermediate arrays stay in the processor's cache.
 _BLOCKS_AT_ONCE = 1 << 13
 
-
-class Blocks(NamedTuple):
-    """The parts of quantized values. A group is the sequence of values that share one scale."""
-
-    codes: NDArray[np.int8] | NDArray[np.uint8]  # [blocks, groups, values in a group]
-    scale: Float32  # [blocks, groups]
-    minimum: Float32 | None  # [blocks, groups]
+# How the native op set stores scales and minimums, exactly: as floats, or as whole numbers of a float16 for
+# each 256 values, in a byte (with codes of two bits, a minimum shares the byte of its scale: four bits each).
+Scale = Literal["f16", "bf16", "steps"]
 
 
 class Format(NamedTuple):
@@ -36,89 +48,16 @@ class Format(NamedTuple):
     block_values: int
     block_bytes: int
     take_apart: Callable[[Bytes], Blocks] | None = None
+    group: int = 32  # values that share a scale; of longer groups, the scale is repeated for each 32
+    bits: int = 4  # of a code
+    scale: Scale = "f16"
+    minimum: bool = False
+    table: tuple[int, ...] = ()  # the values of codes; without it, a code is its own value
+    factor: float = 1.0  # of all scales: a power of two
     widen: Callable[[Bytes], Float32] | None = None
 
     def size_of(self, values: int) -> int:
         return values // self.block_values * self.block_bytes
-
-
-def _half(raw: Bytes) -> Float32:
-    """Converts the bytes of little-endian float16 values, [..., 2n], to float32 [..., n]."""
-    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """Splits [blocks, n] bytes into [blocks, 2n] codes: all low halves first, then all high halves."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
-
-
-def _bits(packed: Bytes) -> Bytes:
-    """Splits [blocks, n] bytes into [blocks, 8n] single bits, lowest first."""
-    return np.unpackbits(packed, axis=-1, bitorder="little")
-
-
-def _signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
-    return codes.astype(np.int8) - np.int8(zero)
-
-
-def _q8_0(raw: Bytes) -> Blocks:
-    return Blocks(np.ascontiguousarray(raw[:, 2:]).view(np.int8)[:, None], _half(raw[:, :2]), None)
-
-
-def _q4_0(raw: Bytes) -> Blocks:
-    return Blocks(_signed(_nibbles(raw[:, 2:]), 8)[:, None], _half(raw[:, :2]), None)
-
-
-def _q4_1(raw: Bytes) -> Blocks:
-    return Blocks(_nibbles(raw[:, 4:])[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
-
-
-def _q5_0(raw: Bytes) -> Blocks:
-    codes = _nibbles(raw[:, 6:]) | (_bits(raw[:, 2:6]) << 4)
-    return Blocks(_signed(codes, 16)[:, None], _half(raw[:, :2]), None)
-
-
-def _q5_1(raw: Bytes) -> Blocks:
-    codes = _nibbles(raw[:, 8:]) | (_bits(raw[:, 4:8]) << 4)
-    return Blocks(codes[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
-
-
-def _k_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
-    """Returns the eight 6-bit scales and eight 6-bit minimums that Q4_K and Q5_K pack into twelve bytes."""
-    first, second, tops = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
-    scales = np.concatenate([first & 63, (tops & 15) | (first >> 6 << 4)], axis=-1)
-    minimums = np.concatenate([second & 63, (tops >> 4) | (second >> 6 << 4)], axis=-1)
-    return scales, minimums
-
-
-def _k_parts(raw: Bytes) -> tuple[Float32, Float32]:
-    scales, minimums = _k_scales(raw[:, 4:16])
-    return _half(raw[:, 0:2]) * scales.astype(np.float32), -(_half(raw[:, 2:4]) * minimums.astype(np.float32))
-
-
-def _k_nibbles(packed: Bytes) -> Bytes:
-    """Splits 128 bytes into eight groups of 32: each 32 bytes hold two, in their low and high halves."""
-    quarters = packed.reshape(-1, 4, 32)
-    return np.stack([quarters & 15, quarters >> 4], axis=2).reshape(-1, 8, 32)
-
-
-def _q4_k(raw: Bytes) -> Blocks:
-    return Blocks(_k_nibbles(raw[:, 16:144]), *_k_parts(raw))
-
-
-def _q5_k(raw: Bytes) -> Blocks:
-    # Bit g of high byte j is the fifth bit of value j in group g.
-    high = _bits(raw[:, 16:48]).reshape(-1, 32, 8).transpose(0, 2, 1)
-    return Blocks(_k_nibbles(raw[:, 48:176]) | (high << 4), *_k_parts(raw))
-
-
-def _q6_k(raw: Bytes) -> Blocks:
-    low = raw[:, 0:128].reshape(-1, 2, 64)
-    low = np.concatenate([low & 15, low >> 4], axis=-1)  # [blocks, 2, 128]
-    high = raw[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    codes = low | (high.reshape(-1, 2, 128) << 4)
-    scale = _half(raw[:, 208:210]) * np.ascontiguousarray(raw[:, 192:208]).view(np.int8).astype(np.float32)
-    return Blocks(_signed(codes, 32).reshape(-1, 16, 16), scale, None)
 
 
 def _from_f32(raw: Bytes) -> Float32:
@@ -133,23 +72,52 @@ def _from_bf16(raw: Bytes) -> Float32:
     return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-F32 = Format("F32", 0, 1, 4, widen=_from_f32)
-F16 = Format("F16", 1, 1, 2, widen=_from_f16)
-BF16 = Format("BF16", 30, 1, 2, widen=_from_bf16)
+def _both(*sizes: int) -> tuple[int, ...]:
+    """Returns sizes, and the same with a minus sign."""
+    return (*sizes, *(-size for size in sizes))
+
+
+_IQ1 = (-7, 1, 9, -9, -1, 7)  # eighths: -1, 0, 1 with 1/8 more or less
+_IQ2 = _both(8, 25, 43, 0)
+_IQ3_XXS = _both(4, 12, 20, 28, 36, 44, 52, 62)
+_IQ3_S = _both(1, 3, 5, 7, 9, 11, 13, 15)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4 = _both(0, 1, 2, 3, 4, 6, 8, 12)  # doubled
+_TERNARY = (-1, 0, 1, 2)
+
+F32 = Format("F32", 0, 1, 4, bits=32, widen=_from_f32)
+F16 = Format("F16", 1, 1, 2, bits=16, widen=_from_f16)
+BF16 = Format("BF16", 30, 1, 2, bits=16, widen=_from_bf16)
 FORMATS: dict[str, Format] = {
     format.name: format
     for format in (
         F32,
         F16,
         BF16,
-        Format("Q4_0", 2, 32, 18, _q4_0),
-        Format("Q4_1", 3, 32, 20, _q4_1),
-        Format("Q5_0", 6, 32, 22, _q5_0),
-        Format("Q5_1", 7, 32, 24, _q5_1),
-        Format("Q8_0", 8, 32, 34, _q8_0),
-        Format("Q4_K", 12, 256, 144, _q4_k),
-        Format("Q5_K", 13, 256, 176, _q5_k),
-        Format("Q6_K", 14, 256, 210, _q6_k),
+        Format("Q4_0", 2, 32, 18, read.q4_0),
+        Format("Q4_1", 3, 32, 20, read.q4_1, minimum=True),
+        Format("Q5_0", 6, 32, 22, read.q5_0, bits=8),
+        Format("Q5_1", 7, 32, 24, read.q5_1, bits=8, minimum=True),
+        Format("Q8_0", 8, 32, 34, read.q8_0, bits=8),
+        Format("Q2_K", 10, 256, 84, read.q2_k, 16, 2, "steps", minimum=True, table=(0, 1, 2, 3)),
+        Format("Q3_K", 11, 256, 110, read.q3_k, 16, 4, "steps", table=(-4, -3, -2, -1, 0, 1, 2, 3)),
+        Format("Q4_K", 12, 256, 144, read.q4_k, 32, 4, "steps", minimum=True),
+        Format("Q5_K", 13, 256, 176, read.q5_k, 32, 8, "steps", minimum=True),
+        Format("Q6_K", 14, 256, 210, read.q6_k, 16, 8, "steps"),
+        Format("IQ2_XXS", 16, 256, 66, read.iq2_xxs, 32, 4, "steps", table=_IQ2, factor=1 / 8),
+        Format("IQ2_XS", 17, 256, 74, read.iq2_xs, 16, 4, "steps", table=_IQ2, factor=1 / 8),
+        Format("IQ3_XXS", 18, 256, 98, read.iq3_xxs, 32, 4, "steps", table=_IQ3_XXS, factor=1 / 4),
+        Format("IQ1_S", 19, 256, 50, read.iq1_s, 32, 4, "steps", table=_IQ1, factor=1 / 8),
+        Format("IQ4_NL", 20, 32, 18, read.iq4_nl, table=_IQ4),
+        Format("IQ3_S", 21, 256, 110, read.iq3_s, 32, 4, "steps", table=_IQ3_S),
+        Format("IQ2_S", 22, 256, 82, read.iq2_s, 16, 4, "steps", table=_IQ2, factor=1 / 8),
+        Format("IQ4_XS", 23, 256, 136, read.iq4_xs, 32, 4, "steps", table=_IQ4),
+        Format("IQ1_M", 29, 256, 56, read.iq1_m, 16, 4, "steps", table=_IQ1, factor=1 / 8),
+        Format("TQ1_0", 34, 256, 54, read.tq1_0, 32, 2, "steps", table=_TERNARY),
+        Format("TQ2_0", 35, 256, 66, read.tq2_0, 32, 2, "steps", table=_TERNARY),
+        Format("MXFP4", 39, 32, 17, read.mxfp4, 32, 4, "bf16", table=_FP4),
+        Format("NVFP4", 40, 64, 36, read.nvfp4, 16, table=_FP4),
+        Format("Q1_0", 41, 128, 18, read.q1_0, table=(-1, 1)),
     )
 }
 FORMAT_BY_GGUF_ID = {format.gguf_id: format for format in FORMATS.values()}
@@ -200,15 +168,29 @@ _NARROWERS: dict[str, Callable[[Float32], Bytes]] = {
 
 
 def quantize(format: Format, values: Float32) -> Bytes:
-    """Returns float32 values (flat, whole blocks) in a stored format: F32, F16, BF16, Q8_0 or Q4_1."""
+    """Returns float32 values (flat, whole blocks) in a stored format: F32, F16, BF16, Q8_0, Q4_1 or one that
+    `quantizers.py` writes."""
     if format.name in _NARROWERS:
         return _NARROWERS[format.name](values)
+    from glassloop.ops.quantizers import QUANTIZERS
+
+    quantizer = _QUANTIZERS.get(format.name) or QUANTIZERS[format.name]
     blocks = values.reshape(-1, format.block_values)
     raw = np.empty((len(blocks), format.block_bytes), np.uint8)
     for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
         some = slice(start, start + _BLOCKS_AT_ONCE)
-        raw[some] = _QUANTIZERS[format.name](blocks[some])
+        raw[some] = quantizer(blocks[some])
     return raw.reshape(-1)
+
+
+def factors(format: Format, blocks: Blocks) -> tuple[Float32, Float32 | None]:
+    """Returns the scales and minimums of blocks as numbers: [blocks, groups]."""
+    _, scale, minimum, unit, minimum_unit = blocks
+    if unit is not None:
+        scale = (unit * np.float32(format.factor)) * scale.astype(np.float32)
+    if minimum is not None and minimum_unit is not None:
+        minimum = -(minimum_unit * minimum.astype(np.float32))
+    return scale.astype(np.float32), None if minimum is None else minimum.astype(np.float32)
 
 
 def dequantize(format: Format, raw: Bytes) -> Float32:
@@ -216,11 +198,14 @@ def dequantize(format: Format, raw: Bytes) -> Float32:
     if format.widen is not None:
         return format.widen(raw)
     assert format.take_apart is not None
-    blocks = raw.reshape(-1, format.block_bytes)
-    values = np.empty((len(blocks), format.block_values), np.float32)
-    for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
-        codes, scale, minimum = format.take_apart(blocks[start : start + _BLOCKS_AT_ONCE])
-        out = values[start : start + _BLOCKS_AT_ONCE].reshape(codes.shape)
+    stored = raw.reshape(-1, format.block_bytes)
+    values = np.empty((len(stored), format.block_values), np.float32)
+    table = np.array(format.table, np.float32)
+    for start in range(0, len(stored), _BLOCKS_AT_ONCE):
+        blocks = format.take_apart(stored[start : start + _BLOCKS_AT_ONCE])
+        scale, minimum = factors(format, blocks)
+        out = values[start : start + _BLOCKS_AT_ONCE].reshape(blocks.codes.shape)
+        codes = table[blocks.codes] if format.table else blocks.codes
         np.multiply(codes, scale[..., None], out=out, dtype=np.float32)
         if minimum is not None:
             out += minimum[..., None]

@@ -13,9 +13,9 @@ import numpy as np
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
-from glassloop.ops.memory import free_host_memory
+from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
 from glassloop.ops.protocol import Activation, Forward, LowRank
-from glassloop.ops.quant import Float32
+from glassloop.ops.quant import Float32, Format
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -78,6 +78,12 @@ class ReferenceOps:
 
     def cache_memory(self) -> int:
         return free_host_memory() // 4
+
+    def free_memory(self) -> FreeMemory:
+        return host_memory()
+
+    def matrix_bytes(self, shape: tuple[int, ...], format: Format) -> int:
+        return 4 * math.prod(shape)
 
     @staticmethod
     def page_bytes(spec: CacheSpec) -> int:

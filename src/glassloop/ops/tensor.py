@@ -6,9 +6,10 @@ reordered in the stored format, since no block crosses the end of a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from mmap import MADV_DONTNEED, PAGESIZE, mmap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,3 +65,36 @@ class Tensor(NamedTuple):
 
     def transposed(self) -> Tensor:
         return Tensor.of(self.name, self.float32().T)
+
+
+class Computed(Tensor):
+    """A tensor whose bytes are computed from what a file stores, anew each time they are read: a model of
+    which every matrix has to be converted then needs memory for one of them at a time."""
+
+    _compute: Callable[[], Bytes]
+
+    @classmethod
+    def later(
+        cls, name: str, shape: tuple[int, ...], format: Format, compute: Callable[[], Bytes]
+    ) -> Computed:
+        """Returns a tensor with the bytes that `compute` returns."""
+        tensor = cls(name, shape, format, np.empty(0, np.uint8))
+        tensor._compute = compute
+        return tensor
+
+    @property
+    def data(self) -> Bytes:
+        return self._compute()
+
+    def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
+        kept = len(np.empty(self.shape[0], np.bool_)[index])
+
+        def compute() -> Bytes:
+            return self.data.reshape(self.shape[0], -1)[index].reshape(-1)
+
+        return Computed.later(self.name, (kept, *self.shape[1:]), self.format, compute)
+
+    def _replace(self, **changes: Any) -> Tensor:  # type: ignore[override]
+        if "data" not in changes:
+            changes["data"] = self.data
+        return Tensor(*self)._replace(**changes)

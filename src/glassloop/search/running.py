@@ -207,6 +207,8 @@ class Running:
             sample=number,
             messages=base.messages,
         )
+        if number == 0:  # a stream has named the question's run before any path has begun
+            run.id = base.id
         run.samples = self._roots
         self._roots.append(run)
         path = self._add(Path(len(self.paths), run), [])

@@ -18,6 +18,7 @@ from glassloop.engine.request_maker import check_priority
 from glassloop.errors import GlassloopError
 from glassloop.search.budget import Budget
 from glassloop.search.methods import METHODS, make_method
+from glassloop.search.own import OWN_METHODS
 from glassloop.search.running import Past, Running, plain
 from glassloop.search.search import Search
 from glassloop.search.solution import Solution
@@ -137,7 +138,7 @@ def prepare_again(
     """Returns a function that makes a recorded search again. `extract` and `verify` may be given again where
     they were functions."""
     record, first = solution.record, solution.paths[0].run
-    if method is None and record["method"] not in METHODS:
+    if method is None and record["method"] not in (*METHODS, *OWN_METHODS):
         problem = f"is missing; the search was made by {record['method']}, which is not built in"
         raise GlassloopError.about("method", problem)
     made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
@@ -164,7 +165,8 @@ def prepare_again(
 
 def _made_again(name: str, options: Mapping[str, Any]) -> Search:
     """Returns the built-in method of a record, whose options may be those of an earlier version."""
-    return make_method(name, {**METHODS[name].earlier, **options})
+    earlier = METHODS[name].earlier if name in METHODS else {}
+    return make_method(name, {**earlier, **options})
 
 
 def _unknown(text: str) -> bool:

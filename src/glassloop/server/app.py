@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from glassloop.server import errors
-from glassloop.server.openai import chat, completions, embeddings, models, responses, tokens
+from glassloop.server.openai import chat, completions, embeddings, kept_responses, models, responses, tokens
 from glassloop.server.operation import api_docs, health, static_pages, training
 from glassloop.server.operation.access import AccessControl
 from glassloop.server.runs import diffusing, editing, import_export, inspection, routes, searching
@@ -14,7 +14,7 @@ from glassloop.server.service import Service
 
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
 _PARTS = (
-    *(chat, completions, responses, embeddings, models, tokens),
+    *(chat, completions, responses, kept_responses, embeddings, models, tokens),
     *(inspection, import_export, routes, searching, editing, diffusing),
     *(health, training, static_pages),
 )

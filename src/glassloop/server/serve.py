@@ -21,6 +21,7 @@ from glassloop.engine.protocol import Engine
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
+from glassloop.server.on_demand import Asleep
 from glassloop.server.operation.alarm import Alarm
 from glassloop.server.operation.connection import Connection, ConnectionLimits
 from glassloop.server.operation.logs import Log
@@ -46,7 +47,7 @@ def serve(
 ) -> None:
     """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:
     all other lines are the log's. With `others`, `join` makes one application for all models."""
-    log = Log(settings.log_prompts)
+    log = Log(settings.log_prompts, level=settings.log_level, access=settings.access_log)
     listening = _listen(settings)
     storage = None
     if settings.store is not None and settings.in_memory:
@@ -54,7 +55,7 @@ def serve(
     service = Service(llm, settings, log, storage)
     services = [service, *(Service(engine, each, log, storage) for engine, each in others)]
     for each in services:
-        if each.llm.tokenizer.chat_template is not None:
+        if not isinstance(each.llm, Asleep) and each.llm.tokenizer.chat_template is not None:
             each.llm.tokenizer.chat_template.warm()
     # The files of a large model take seconds to hash: they should be done before the first request needs it.
     threading.Thread(target=lambda: service.fingerprint, name="glassloop fingerprint", daemon=True).start()
@@ -72,13 +73,15 @@ def serve(
     upstream = service.llm.upstream
     about = f"{format_bytes(service.llm.kv_memory)} for keys and values" if upstream is None else upstream
     names = ", ".join(each.name for each in services)
+    has_studio = (settings.static / "index.html").is_file()
+    told = [about, *([] if has_studio else ["without the studio (make web)"]), *([note] if note else [])]
     print(
-        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {about}"
-        + (f"; {printable(note, 500)}" if note else ""),
+        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {printable('; '.join(told), 600)}",
         file=sys.stderr,
         flush=True,
     )
-    log.take_over("uvicorn.error")
+    for name in ("uvicorn.error", "glassloop"):
+        log.take_over(name)
     log("start", model=service.name, host=settings.host, port=port)
     for warning in settings.warnings:
         log("warning", message=warning)
@@ -129,9 +132,9 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A server that shuts down in steps. After the first signal new requests are refused and the others may
-    finish within the grace period; then they are ended, with an error for their clients. A second Ctrl-C ends
-    them at once, and a third one closes the connections without an error."""
+    """A server that shuts down in steps. After the first signal new requests get status 503 while the others
+    may finish within the grace period; then they are ended, with an error for their clients. A second Ctrl-C
+    ends them at once, and a third one closes the connections without an error."""
 
     def __init__(self, config: uvicorn.Config, services: Sequence[Service]) -> None:
         super().__init__(config)
@@ -166,8 +169,8 @@ class _Server(uvicorn.Server):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.should_exit = True
         if self._loop is None:
+            self.should_exit = True
             return
         if not self._services[0].draining:
             for service in self._services:
@@ -177,12 +180,22 @@ class _Server(uvicorn.Server):
             self._ending = True
             self._loop.call_soon_threadsafe(self._end_all, _AT_ONCE)
         elif sig == signal.SIGINT:
-            self.force_exit = True
+            self._stop()
 
     def _end_all(self, seconds: float) -> None:
         for service in self._services:
             service.end_all()
-        Alarm(asyncio.get_running_loop(), seconds, lambda: setattr(self, "force_exit", True))
+        Alarm(asyncio.get_running_loop(), seconds, self._stop)
+
+    def _stop(self) -> None:
+        """Closes all connections."""
+        self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Returns whether the server has to close: it was told to end, and no request is answered now."""
+        if self._services[0].draining and not self.server_state.tasks:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     def _drain(self) -> None:
         first = self._services[0]

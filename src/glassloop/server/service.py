@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HTTPRequest
 
@@ -41,6 +41,7 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import TakenBack, Token
 
 T = TypeVar("T")
+LoadState = Literal["loaded", "loading", "unloaded"]  # a request to a model that is not loaded waits for it
 _VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Fields that a grammar is made from.
 _CONSTRAINTS = frozenset(
@@ -49,8 +50,21 @@ _CONSTRAINTS = frozenset(
 _PATTERNS = frozenset(("search", "check"))  # fields with patterns and schemas of verifiers
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
 _FEW_TOKENS = 512  # an answer with at most this many is rendered on the event loop
+_MOST_NAMED = 20  # models and adapters that an error lists
 MOST_FOLLOWERS = 256  # streams of events of runs and trees
 MOST_TEXT = 2_000_000  # characters of all texts that one request brings for the model
+
+
+def is_constrained(body: Body) -> bool:
+    """Returns whether a request has a grammar or the like, in its own fields, its sampling or its strategies:
+    to compile it may take seconds."""
+    given = body.given
+    if isinstance(given.get("text"), str):  # of an edit; that of a response says its format
+        del given["text"]
+    inner = [given.get("sampling"), *given.get("strategies", ())]
+    return not _CONSTRAINTS.isdisjoint(given) or any(
+        is_constrained(each) for each in inner if each is not None
+    )
 
 
 class Service:
@@ -60,10 +74,12 @@ class Service:
         self.settings = settings
         self.log = log
         self.pools = Pools()
-        self.runs = RunIndex(settings.in_memory, storage, self.pools.finding)
-        self.metrics = Metrics(llm, storage)
+        self.runs = RunIndex(settings.in_memory, storage, self.pools.finding, apart=settings.separates_runs)
+        self.metrics = Metrics(lambda: self.llm, storage)
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
+        self.state: LoadState = "loaded"
+        self.neighbours: tuple[str, ...] = ()  # the names of other models at the same address
         self.followers = Places(MOST_FOLLOWERS)  # streams of events that are open
         self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
@@ -97,19 +113,18 @@ class Service:
     def adapter_of(self, model: str | None) -> str | None:
         """Returns the adapter of a model that a client has named "model:adapter", or None for the model
         itself. Raises if this server does not have it."""
-        base, colon, adapter = (model or "").partition(f"{self.name}:")
-        if base or not colon:
-            self.check_model(model)
-            return None
-        if adapter not in self.llm.adapters:
-            known = [self.name, *(f"{self.name}:{name}" for name in self.llm.adapters)]
-            message = f"model is {(model or '')[:160]!r}; this server has {', '.join(map(repr, known))}"
-            raise APIError(404, message, param="model", code="model_not_found")
-        return adapter
+        base, colon, adapter = (model or "").rpartition(":")
+        if colon and base in self.settings.names and adapter in self.llm.adapters:
+            return adapter
+        self.check_model(model)
+        return None
 
     def check_model(self, model: str | None) -> None:
-        if model and model != self.name:  # an empty name is any model
-            message = f"model is {model[:80]!r}; this server has {self.name!r}"
+        if model and model not in self.settings.names:  # an empty name is any model
+            adapted = (f"{self.name}:{name}" for name in self.llm.adapters)
+            known = [*self.settings.names, *adapted, *self.neighbours]
+            listed = ", ".join(map(repr, known[:_MOST_NAMED])) + (" …" if len(known) > _MOST_NAMED else "")
+            message = f"model is {model[:160]!r}; this server has {listed}"
             raise APIError(404, message, param="model", code="model_not_found")
 
     def check_text(self, text: str, name: str = "prompt") -> None:
@@ -171,29 +186,30 @@ class Service:
     ) -> T:
         """Returns what a preparation returns, called on a thread: of the pool for long ones where the request
         has a large body or a grammar, of another one where a template renders a conversation, and of that for
-        searches where patterns are compiled. It is dropped if the client disconnects while it waits."""
+        searches where patterns are compiled. It is dropped if the client disconnects while it waits, and when
+        the time of the request is over."""
         pools, given = self.pools, body.given
         if not _PATTERNS.isdisjoint(given):
             work = pools.searching.run_for(client_of(request), function, *args)
-            return await unless_gone(request.receive, work)
-        if request.state.long or not _CONSTRAINTS.isdisjoint(given):
-            pool = pools.long
+        elif request.state.long or is_constrained(body):
+            work = pools.long.run_for(client_of(request), function, *args)
         else:
-            pool = pools.short if _RENDERED.isdisjoint(given) else pools.chat
-        return await unless_gone(request.receive, pool.run(function, *args))
+            work = (pools.short if _RENDERED.isdisjoint(given) else pools.chat).run(function, *args)
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                return await unless_gone(request.receive, work)
+        except TimeoutError:
+            raise Deadline(self.settings.timeout, "the request").error() from None
 
     async def read_model(
         self, request: HTTPRequest, function: Callable[[Deadline], T], pool: Workers | None = None
     ) -> T:
         """Returns what a function reads from the model on a thread, within the server's timeout. It ends
-        early when the client disconnects and when the server shuts down. `pool` is one of which each client
-        has a share; the threads of others read."""
+        early when the client disconnects and when the server shuts down. Each client has a share of the
+        threads, which are those for reading if no `pool` is given."""
         deadline = Deadline(self.settings.timeout, "the request")
         self._deadlines.add(deadline)
-        if pool is None:
-            work = self.pools.reading.run(function, deadline)
-        else:
-            work = pool.run_for(client_of(request), function, deadline)
+        work = (pool or self.pools.reading).run_for(client_of(request), function, deadline)
         try:
             return await unless_gone(request.receive, work)
         except GlassloopError:
@@ -273,7 +289,7 @@ class Service:
             """Listens to runs that may take tokens back: another run then continues."""
             if isinstance(token, TakenBack):
                 old = by_run[id(run)]
-                made = by_run[id(token.run)] = RunState(token.run, old.tree, old.name)
+                made = by_run[id(token.run)] = RunState(token.run, old.tree, old.name, old.owner)
                 old.heir = made
                 hub.put(old, token)
             else:
@@ -299,6 +315,7 @@ class Service:
         if token is not None:
             state.tree.add(Event("token", state, state.sent, token))
             state.sent += 1
+            self.runs.note_progress()
             return
         if self.runs.keep_ended(state):
             ending = asyncio.get_running_loop().create_task(self._end_when_written(state))

@@ -1,7 +1,8 @@
 """Reads a tokenizer from GGUF metadata, the `tokenizer.*` keys.
 
-Two kinds of vocabulary are read: "gpt2" (byte-level BPE with merges, words cut as `tokenizer.ggml.pre` says)
-and "llama" (SentencePiece BPE with a score for each piece). Fields mean what they mean to llama.cpp.
+The kinds of vocabulary that are read: "gpt2" (BPE with merges, words cut as `tokenizer.ggml.pre` says;
+"gemma4" is one whose pieces are plain text), "llama" (SentencePiece BPE with a score for each piece) and
+"bert" (WordPiece, in `word_pieces.py`). Fields mean what they mean to llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from
 from glassloop.text.pipeline import SpacePrefix, TokenizerParts
 from glassloop.text.pretokenizers import GGUF_RULES, WordRule
 from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+from glassloop.text.word_pieces import word_pieces
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -48,18 +50,21 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
     ends = [fields.token_id(key, len(pieces)) for key in _ENDS]
     kinds = _kinds(fields, len(pieces), [i for i in (bos, *ends) if i is not None])
 
+    if model == "bert":
+        return _word_pieces(fields, pieces, kinds)
     with many_small_objects():
-        if model == "gpt2":
-            vocabulary = Vocabulary(fields.short_name, pieces, kinds, Spelling.BYTE_LEVEL)
-            rule = _word_rule(fields)
-            bpe, prefix = _byte_level(fields, vocabulary, pieces, rule), False
+        if model in ("gpt2", "gemma4"):
+            rule = GGUF_RULES["gemma4"] if model == "gemma4" else _word_rule(fields)
+            spelling = Spelling.BYTE_LEVEL if rule.byte_level else Spelling.SENTENCEPIECE
+            vocabulary = Vocabulary(fields.short_name, pieces, kinds, spelling)
+            bpe, prefix = _with_merges(fields, vocabulary, pieces, rule), False
             bos_by_default = rule.add_bos
         elif model == "llama":
             vocabulary = Vocabulary(fields.short_name, pieces, kinds, Spelling.SENTENCEPIECE)
             prefix, bos_by_default = fields.flag("add_space_prefix", True), True
             bpe = _sentencepiece(fields, vocabulary, pieces, prefix)
         else:
-            raise fields.error("model", f"is {shown(model)}; 'gpt2' and 'llama' are read")
+            raise fields.error("model", f"is {shown(model)}; 'gpt2', 'gemma4', 'llama' and 'bert' are read")
 
     ends += [i for i in vocabulary.literal_ids if kinds[i] == Kind.CONTROL and pieces[i] in _END_NAMES]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
@@ -83,7 +88,7 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
     )
 
 
-def _byte_level(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rule: WordRule) -> BPE:
+def _with_merges(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rule: WordRule) -> BPE:
     lines = fields.strings("merges")
     if "".join(lines).count(" ") != len(lines):
         where = next(i for i, line in enumerate(lines) if line.count(" ") != 1)
@@ -91,19 +96,52 @@ def _byte_level(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rule
             f"merges[{where}]", f"is {lines[where][:60]!r}; two tokens and a space are expected"
         )
 
+    def spaced(texts: list[str]) -> list[str]:
+        # As in `_sentencepiece`, a space is a space where pieces are plain text.
+        return texts if rule.byte_level else _replace_all(texts, SPACE_MARK, " ")
+
     def merges(pieces: Collection[str] | None) -> list[Pair]:
         found = lines
         if pieces is not None:
-            wanted = {f"{piece[:cut]} {piece[cut:]}" for piece in pieces for cut in range(1, len(piece))}
+            known = {piece.replace(" ", SPACE_MARK) for piece in pieces} if not rule.byte_level else pieces
+            wanted = {f"{piece[:cut]} {piece[cut:]}" for piece in known for cut in range(1, len(piece))}
             found = [line for line in lines if line in wanted]
-        return [tuple(line.split(" ")) for line in found]  # type: ignore[misc]  # two each, as seen
+        pairs = [line.split(" ") for line in found]
+        return list(
+            zip(spaced([left for left, _ in pairs]), spaced([right for _, right in pairs]), strict=True)
+        )
 
+    texts = spaced(pieces)
+    vocab = _vocab(pieces, texts, vocabulary)
     return BPE(
         vocabulary,
-        _vocab(pieces, pieces, vocabulary),
+        vocab,
         merges,
         words=rule.build(),
         ignore_merges=rule.ignore_merges,
+        byte_names=() if rule.byte_level else vocab.keys() & map(byte_name, range(256)),
+    )
+
+
+def _word_pieces(fields: _Fields, pieces: list[str], kinds: list[int]) -> TokenizerParts:
+    count = len(pieces)
+    lowercase = fields.flag("normalizer.lowercase", True)
+    unknown = fields.token_id("unknown_token_id", count)
+    if unknown is None:
+        unknown = pieces.index("[UNK]") if "[UNK]" in pieces else None
+    if unknown is None:
+        raise fields.error("unknown_token_id", "is missing; a token for unknown words is expected")
+    first = fields.token_id("cls_token_id", count)
+    first = fields.token_id("bos_token_id", count) if first is None else first
+    return word_pieces(
+        fields.short_name,
+        pieces,
+        kinds,
+        first=first if fields.flag("add_bos_token", True) else None,
+        last=fields.token_id("seperator_token_id", count) if fields.flag("add_sep_token", True) else None,
+        unknown=unknown,
+        lowercase=lowercase,
+        strip_accents=fields.flag("normalizer.strip_accents", lowercase),
     )
 
 
@@ -167,8 +205,11 @@ def _replace_all(pieces: list[str], old: str, new: str) -> list[str]:
 def _word_rule(fields: _Fields) -> WordRule:
     pre = fields.string("pre", "default")
     if pre not in GGUF_RULES:
-        known = ", ".join(sorted(GGUF_RULES))
-        raise fields.error("pre", f"is {pre[:60]!r}, which is not known here; known are {known}")
+        from difflib import get_close_matches  # of which a file that can be read has no need
+
+        near = get_close_matches(pre, GGUF_RULES, 3)
+        hint = f"; near are {', '.join(near)}" if near else ""
+        raise fields.error("pre", f"is {pre[:60]!r}, which is none of the {len(GGUF_RULES)} known here{hint}")
     return GGUF_RULES[pre]
 
 

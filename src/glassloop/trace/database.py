@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from glassloop.errors import TraceError
 
@@ -71,6 +71,14 @@ class Stop:
                 self._interrupting.join()
 
 
+class Upgrade(NamedTuple):
+    """What an upgrade of a store did."""
+
+    before: int  # the version it had
+    now: int
+    copy: Path | None  # the file in which the store as it was is kept, if it was older and is a file
+
+
 class Database(Protocol):
     """A database with the table `runs`, for use from any thread. Its errors are `StoreError`."""
 
@@ -99,6 +107,16 @@ class Database(Protocol):
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
         """Executes a statement for each row of values, all in one transaction."""
+
+    def settle(self) -> None:
+        """Is called when nothing has been written for a while."""
+
+    def backup(self, target: Path) -> int:
+        """Copies the database into a new file and returns the number of runs. Raises if that is not
+        possible."""
+
+    def upgrade(self) -> Upgrade:
+        """Brings the database to the newest version."""
 
     def close(self) -> None: ...
 

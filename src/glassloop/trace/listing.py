@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from glassloop.trace.messages import text_of
 from glassloop.trace.run import Run
+from glassloop.trace.run_name import run_id
 from glassloop.trace.tables import ADDED
 
 MOST_SEARCH = 200  # characters
@@ -21,11 +22,15 @@ class Listing:
     tree: str | None = None
     search: str = ""  # a part of the title, the prompt, the conversation or the text, or the start of an id
     before: tuple[float, str] | None = None  # when the run before the first one was added, and its id
+    owner: str | None = None  # whose runs they are; those of all if not given
 
     def where(self, contains: str) -> tuple[str, list[object]]:
         """Returns the condition in SQL, with its values. `contains` is the database's condition for a
         search."""
         parts, values = ["1 = 1"], list[object]()
+        if self.owner is not None:
+            parts.append("owner = ?")
+            values.append(self.owner)
         if self.tree is not None:
             parts.append("tree = ?")
             values.append(self.tree)
@@ -35,15 +40,18 @@ class Listing:
         if self.search:
             folded = self.search.casefold()
             parts.append(f"({contains} OR substr(id, 1, ?) = ?)")
-            values += [folded, len(folded), folded]
+            start = run_id(folded) or folded
+            values += [folded, len(start), start]
         return " AND ".join(parts), values
 
-    def has(self, run: Run, tree: str, added: float) -> bool:
+    def has(self, run: Run, tree: str, added: float, owner: str = "") -> bool:
         """Returns whether a run in memory is one of these, the limit aside."""
-        if self.tree not in (None, tree) or (self.before is not None and (added, run.id) >= self.before):
+        if self.owner not in (None, owner) or self.tree not in (None, tree):
+            return False
+        if self.before is not None and (added, run.id) >= self.before:
             return False
         folded = self.search.casefold()
-        if not folded or run.id.startswith(folded):
+        if not folded or run.id.startswith(run_id(folded) or folded):
             return True
         return contains(folded, run.known_title, run.prompt, talk_of(run), run.text)
 

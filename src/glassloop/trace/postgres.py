@@ -7,6 +7,7 @@ the same effect if it is executed twice. No message contains the password.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassloop.errors import StoreError, TraceError
-from glassloop.trace.database import Connection, Rows, SearchStopped, Stop
-from glassloop.trace.tables import ADDED
+from glassloop.trace.database import Connection, Rows, SearchStopped, Stop, Upgrade
+from glassloop.trace.tables import ADDED, OWNERS
 from glassloop.trace.validate import replace_surrogates
 
 if TYPE_CHECKING:
     import psycopg
 
 _SCHEMES = ("postgresql:", "postgres:")
-VERSION = 1
 _SCHEMA = "glassloop"
 _PREPARING = 0x676C617373  # the advisory lock under which the tables are created
 _PAUSES = (0.05, 1.0)  # seconds before the first retry, and the most
@@ -66,6 +66,8 @@ _TABLES = (
     f"CREATE INDEX runs_added ON runs (({ADDED}), id)",
     "CREATE INDEX runs_pruned_by ON runs (pruned_by) WHERE pruned_by IS NOT NULL",
 )
+_STEPS = (_TABLES, OWNERS)  # what makes each version of the one before
+VERSION = len(_STEPS)
 T = TypeVar("T")
 
 
@@ -121,6 +123,7 @@ class Postgres:
         }
         self._parameters = {**defaults, **given}
         self._has_connected = False
+        self._before = VERSION  # the version that the last connection found
         self._reader = Connection(self.connect)
         self._writer = Connection(self.connect)
         self._searcher = Connection(self.connect)
@@ -166,6 +169,21 @@ class Postgres:
 
         self.attempt(self._writer, work)
 
+    def settle(self) -> None:
+        pass
+
+    def backup(self, target: Path) -> int:
+        raise TraceError(
+            f"the store {self.name} is in PostgreSQL, whose own program makes a copy:"
+            f" pg_dump --schema={_SCHEMA} --format=custom --file={shlex.quote(str(target))} URL"
+        )
+
+    def upgrade(self) -> Upgrade:
+        upgrading = Connection(lambda: self.connect(upgrades=True))
+        self.attempt(upgrading, lambda connection: None)
+        upgrading.close()
+        return Upgrade(self._before, VERSION, None)
+
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
@@ -196,7 +214,7 @@ class Postgres:
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def connect(self) -> psycopg.Connection[Any]:
+    def connect(self, upgrades: bool = False) -> psycopg.Connection[Any]:
         """Returns a new connection, with the tables in place. It commits each statement by itself."""
         import psycopg
         from psycopg.types.string import TextLoader
@@ -207,23 +225,35 @@ class Postgres:
             connection.execute(f"SET search_path = {_SCHEMA}")
             connection.execute(f"SET lock_timeout = {int(1000 * self._patience) + 1}")
             connection.execute(f"SET statement_timeout = {int(1000 * max(_STATEMENT, self._patience))}")
-            self._prepare(connection)
+            self._before = self._prepare(connection, upgrades)
         except BaseException:
             connection.close()
             raise
         self._has_connected = True
         return connection
 
-    def _prepare(self, connection: psycopg.Connection[Any]) -> None:
-        if self._version(connection) == VERSION:
-            return
+    def _prepare(self, connection: psycopg.Connection[Any], upgrades: bool) -> int:
+        """Creates the tables, or with `upgrades` brings them to this version. Returns the version they had.
+        Raises if they are older, as servers of that version may be running."""
+        before = self._version(connection)
+        if before == VERSION:
+            return before
+        if before and not upgrades:
+            reason = f"it is of version {before}, and this glassloop uses version {VERSION}"
+            remedy = "'glassloop runs upgrade' upgrades it; make a copy before, with pg_dump"
+            raise StoreError(f"cannot use the store {self.name}: {reason}; {remedy}", reason)
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_PREPARING,))
-            if self._version(connection) == VERSION:  # another process created them meanwhile
-                return
-            for statement in _TABLES:
-                connection.execute(statement)
-            connection.execute("INSERT INTO settings VALUES ('version', %s)", (str(VERSION),))
+            # Another process may have done it meanwhile.
+            for statements in _STEPS[self._version(connection) :]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(
+                "INSERT INTO settings VALUES ('version', %s)"
+                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (str(VERSION),),
+            )
+        return before
 
     def _version(self, connection: psycopg.Connection[Any]) -> int:
         # A query of the catalog sees tables that were created while the lock was waited for.

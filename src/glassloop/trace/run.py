@@ -321,8 +321,9 @@ class Run:
         and with the same luck."""
         at = check_place(at, len(self.tokens))
         drawn = self.options_at(at)
-        forced = list(takewhile(lambda token: token.source == "forced", self.tokens[at:]))
-        rest = self.pending if len(forced) == len(self.tokens) - at else []
+        after = self.tokens[at:] if self.end is None else [*self.tokens[at:], self.end]
+        forced = list(takewhile(lambda token: token.source == "forced", after))
+        rest = self.pending if len(forced) == len(after) else []
         made = self.beginning(
             at,
             "rewound",

@@ -6,15 +6,18 @@ reading never waits for a writer.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from errno import ENOENT
 from pathlib import Path
 
-from glassloop.errors import StoreError
-from glassloop.trace.database import Connection, Rows, Stop
+from glassloop.errors import StoreError, TraceError
+from glassloop.trace.backup import copy_database
+from glassloop.trace.database import Connection, Rows, Stop, Upgrade
 from glassloop.trace.listing import contains
-from glassloop.trace.tables import prepare, touch, transaction
+from glassloop.trace.tables import VERSION, prepare, touch, transaction, upgrade
 
 _STEPS = 200  # of SQLite's machine, about ten rows, after which a search looks whether it has to stop
 
@@ -31,8 +34,10 @@ class SQLite:
     ) END"""
     search_columns: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, patience: float) -> None:
+    def __init__(self, path: Path, patience: float, makes_folder: bool = False) -> None:
         self._path = path
+        self._makes_folder = makes_folder
+        self._version = VERSION
         self.path: Path | None = path
         self.name = str(path)
         self._patience = patience
@@ -49,6 +54,7 @@ class SQLite:
 
     def check(self) -> None:
         with self._errors(), self._writer.used() as connection:
+            self._check_version()
             touch(connection)
 
     def select(self, query: str, values: Sequence[object]) -> Rows:
@@ -76,6 +82,33 @@ class SQLite:
         with self._transaction() as connection:
             connection.executemany(statement, rows)
 
+    def settle(self) -> None:
+        """Copies what is in the write-ahead log into the file itself, as far as no reader still needs it."""
+        with suppress(StoreError), self._errors(), self._writer.used() as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def backup(self, target: Path) -> int:
+        if not self.exists():
+            raise TraceError(f"there is no store {self.name} yet")
+        with self._errors(), self._reader.used() as connection:
+            return copy_database(connection, target)
+
+    def upgrade(self) -> Upgrade:
+        if not self.exists():
+            raise TraceError(f"there is no store {self.name} yet")
+        copy: Path | None = None
+
+        def keep(version: int) -> None:
+            nonlocal copy
+            copy = self._path.with_name(f"{self._path.name}.v{version}")
+            with closing(self._open()) as reading:  # the other connection is in a transaction
+                copy_database(reading, copy)
+
+        with self._errors(), closing(self._open()) as connection:
+            before = upgrade(connection, self._path, keep)
+        self.close()
+        return Upgrade(before, VERSION, copy)
+
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
@@ -83,22 +116,47 @@ class SQLite:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._writer.used() as connection, transaction(connection):
-            yield connection
+        if self._version < VERSION:  # it may have been upgraded meanwhile
+            self.close()
+        with self._errors(), self._writer.used() as connection:
+            self._check_version()
+            with transaction(connection):
+                yield connection
+
+    def _check_version(self) -> None:
+        """Raises if the store can only be read."""
+        if self._version < VERSION:
+            reason = f"it is of version {self._version}, and this glassloop writes version {VERSION}"
+            remedy = "'glassloop runs upgrade' upgrades it and keeps a copy"
+            raise StoreError(f"cannot write to the store {self.name}: {reason}; {remedy}", reason)
 
     def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        connection = sqlite3.connect(
-            self._path, timeout=self._patience, isolation_level=None, check_same_thread=False
-        )
+        self._create()
+        connection = self._open()
         try:
-            connection.create_function("contains", -1, contains, deterministic=True)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-            prepare(connection, self._path)
+            self._version = prepare(connection, self._path)
         except BaseException:
             connection.close()
             raise
+        return connection
+
+    def _create(self) -> None:
+        """Creates a file that only its owner can read. SQLite gives the files beside it the same mode."""
+        folder = self._path.parent
+        if self._makes_folder:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        elif not folder.is_dir():
+            raise FileNotFoundError(ENOENT, f"there is no folder {folder}")
+        with suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=self._patience, isolation_level=None, check_same_thread=False
+        )
+        connection.create_function("contains", -1, contains, deterministic=True)
         return connection
 
     @contextmanager

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import TraceError
-from glassloop.trace.database import Database, Rows, Stop
+from glassloop.trace.database import Database, Rows, Stop, Upgrade
 from glassloop.trace.entry import BRIEF_TEXT, Kept, RunEntry, entry_of, facts_of
 from glassloop.trace.file import from_bytes, to_bytes, write
 from glassloop.trace.listing import ORDER, Listing, talk_of
 from glassloop.trace.postgres import Postgres, is_postgres
+from glassloop.trace.pruning import ALL, prune_all, prune_shares
 from glassloop.trace.run import Run
+from glassloop.trace.run_name import run_id
 from glassloop.trace.run_tree import link
 from glassloop.trace.sqlite import SQLite
 from glassloop.trace.tables import ADDED
@@ -32,7 +34,6 @@ from glassloop.trace.writer import Item, Writer
 _PATIENCE = 30.0  # seconds to wait for another process to finish writing, or for a server to come back
 _MOST_COUNTED = 64  # forks of a run that are looked at
 _MOST_RELATED = 4096  # runs of a tree that are read with one of them
-_ALL = 1 << 62  # rows, as a limit
 _SHOWN = "id, created, model, {prompt}, {text}, tokens, finish_reason, seed, parent, length(data), title"
 _WHOLE = {"prompt": "prompt", "text": "text", "facts": "facts"}
 # Parts of long texts: enough for lists of thousands of runs. The facts are those that the database cuts.
@@ -42,7 +43,7 @@ _BRIEF = {
 }
 _COLUMNS = (
     *("id", "request", "parent", "created", "model", "prompt", "text", "tokens", "finish_reason", "seed"),
-    *("data", "name", "origin", "facts", "title", "talk", "added", "writer", "pruned_by", "tree"),
+    *("data", "name", "origin", "facts", "title", "talk", "added", "writer", "pruned_by", "owner", "tree"),
 )
 # What a row keeps from when it was first written. An untrusted run stays so, whichever program writes it
 # again, and a server that continues the user's own run adds only tokens to it.
@@ -52,6 +53,7 @@ _KEPT = {
     "title": "coalesce(excluded.title, runs.title)",
     "added": "coalesce(runs.added, excluded.added)",
     "pruned_by": "runs.pruned_by",
+    "owner": "runs.owner",
 }
 
 
@@ -61,6 +63,10 @@ def default_path() -> Path:
     named = os.environ.get("GLASSLOOP_STORE")
     if named and not is_postgres(named):
         return Path(named).expanduser().absolute()
+    return _own_path()
+
+
+def _own_path() -> Path:
     data = os.environ.get("XDG_DATA_HOME", "")
     base = Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
     return base / "glassloop" / "runs.db"
@@ -81,7 +87,8 @@ def open_database(location: str | Path | None, patience: float) -> Database:
     if isinstance(location, str) and "://" in location:
         scheme = location.split("://")[0][:40]
         raise TraceError(f"store begins with {scheme!r}://; a file or postgresql://… is expected")
-    return SQLite(Path(location), patience)
+    # The folder of the user's own store is made; that of a store with a name of its own has to be there.
+    return SQLite(Path(location), patience, makes_folder=Path(location) == _own_path())
 
 
 class Store:
@@ -91,6 +98,9 @@ class Store:
     seconds a write waits for other processes. `origin` is stored with every run that is added and marks it as
     untrusted (servers use "server", `runs import` uses "file"). `writer` is the name of a server, stored with
     runs that it computes now, and, with `prunes`, with all that it makes: `prune` can be limited to these.
+
+    A server stores with each run the owner whose request made it. Methods that take an `owner` know no other
+    runs then; without it, and in all other methods, the owner does not matter.
     """
 
     def __init__(
@@ -107,7 +117,7 @@ class Store:
         self._server = writer
         self._prunes = prunes
         self._columns = _COLUMNS[:-1] + self._database.search_columns + _COLUMNS[-1:]
-        self._writer = Writer(self._add_all)
+        self._writer = Writer(self._add_all, idle=self._database.settle)
         self._removals: list[Callable[[], Callable[[Run], object] | None]] = []
 
     @property
@@ -141,17 +151,23 @@ class Store:
         self._add_all([Item(run, added=now + place * 1e-6) for place, run in enumerate(runs)])
 
     def put(
-        self, run: Run, *, tree: str | None = None, name: str | None = None, added: float | None = None
+        self,
+        run: Run,
+        *,
+        tree: str | None = None,
+        name: str | None = None,
+        added: float | None = None,
+        owner: str | None = None,
     ) -> None:
-        """Writes a run, as it is now, on the store's thread. `tree`, `name` and `added` are for a server's
-        list."""
+        """Writes a run, as it is now, on the store's thread. `tree`, `name`, `added` and `owner` are for a
+        server's list."""
         now = copy(run)
         # The run may be forked or continued before it is written.
         now.tokens, now.prompt_tokens = list(run.tokens), list(run.prompt_tokens)
         now.forks, now.moves = dict(run.forks), list(run.moves)
         now.passes, now.samples = list(run.passes), list(run.samples)
         now.timings, now.drafts = copy(run.timings), copy(run.drafts)
-        self._writer.put(Item(now, tree, name, time.time() if added is None else added))
+        self._writer.put(Item(now, tree, name, time.time() if added is None else added, owner))
 
     def written(self) -> Future[None]:
         """Returns a future that is done when each run that was put before has been written, or could not be
@@ -182,19 +198,22 @@ class Store:
         ids = [self._id(name) for name in names]
         return sum(self._delete(each) for each in ids)
 
-    def remove_soon(self, id: str) -> Future[int]:
+    def remove_soon(self, id: str, owner: str | None = None) -> Future[int]:
         """Deletes a run on the store's own thread, after all writes that were put before. The result is how
         many there were, 0 or 1."""
-        return self._writer.call(lambda: self._delete(id), without=id)
+        return self._writer.call(lambda: self._delete(id, owner), without=id, owner=owner)
 
     def prune(self, keep: int, server: str | None = None) -> int:
         """Deletes all runs except the newest `keep`, and returns how many. With `server`, only runs count
-        that this server made while it was told to prune; all others stay."""
+        that this server made while it was told to prune; all others stay. Of these each owner keeps a share:
+        the oldest of the owner that has the most go first."""
         if keep < 0:
             raise TraceError(f"keep is {keep}; a number of runs from 0 up is expected")
-        own, values = ("", ()) if server is None else ("WHERE pruned_by = ?", (server,))
-        oldest = f"SELECT number FROM runs {own} {ORDER} LIMIT {_ALL} OFFSET ?"
-        return self._database.execute(f"DELETE FROM runs WHERE number IN ({oldest})", (*values, keep))
+        if not self._database.exists():
+            return 0
+        return (
+            prune_all(self._database, keep) if server is None else prune_shares(self._database, keep, server)
+        )
 
     def prune_soon(self, keep: int, server: str) -> Future[int]:
         return self._writer.call(lambda: self.prune(keep, server))
@@ -225,14 +244,15 @@ class Store:
                 found[id] = json.loads(rows[0][0])["messages"]
         return found
 
-    def added(self, id: str) -> float | None:
+    def added(self, id: str, owner: str | None = None) -> float | None:
         """Returns when a run was first written, by which lists are ordered."""
-        rows = self._select(f"SELECT {ADDED} FROM runs WHERE id = ?", id)
+        rows = self._select(f"SELECT {ADDED} FROM runs WHERE id = ?{_and(owner)}", id, *_of(owner))
         return float(rows[0][0]) if rows else None
 
     def get(self, name: str) -> Run:
-        """Returns a run by its id, by the beginning of its id if that is unique, or the `last` one, linked
-        with the other stored runs of its tree (`run.tree()`)."""
+        """Returns a run by its id, by the beginning of its id if that is unique, by the id of a server's
+        answer (`chatcmpl-…`), or the `last` one, linked with the other stored runs of its tree
+        (`run.tree()`)."""
         own = self._id(name)
         run = self.run(own)
         if run is None:
@@ -240,28 +260,30 @@ class Store:
         self._link_tree(run)
         return run
 
-    def run(self, id: str) -> Run | None:
-        """Returns a run by its id, not linked with others, or None."""
-        rows = self._select("SELECT data FROM runs WHERE id = ?", id)
-        return self._read(id, rows[0][0]) if rows else None
+    def run(self, id: str, owner: str | None = None) -> Run | None:
+        """Returns a run by its id, or that of an answer, not linked with others, or None."""
+        own = run_id(id)
+        rows = self._select(f"SELECT data FROM runs WHERE id = ?{_and(owner)}", own, *_of(owner))
+        return self._read(own, rows[0][0]) if rows else None
 
-    def count_forks(self, run: Run) -> None:
+    def count_forks(self, run: Run, owner: str | None = None) -> None:
         """Counts the forks of a run that are in the store, so that the next one has other luck: the record of
         a run has only those that were made before it was written."""
-        latest = f"SELECT id, data FROM runs WHERE parent = ? {ORDER} LIMIT {_MOST_COUNTED}"
-        for id, data in reversed(self._select(latest, run.id)):
+        latest = f"SELECT id, data FROM runs WHERE parent = ?{_and(owner)} {ORDER} LIMIT {_MOST_COUNTED}"
+        for id, data in reversed(self._select(latest, run.id, *_of(owner))):
             with suppress(TraceError):
                 child = self._read(id, data)
                 run.count_fork(child.fork_at or 0, child.salt)
 
-    def tree_of(self, id: str) -> tuple[str, str | None]:
-        """Returns the tree that a run is in, and its name there."""
-        rows = self._select("SELECT tree, request, name FROM runs WHERE id = ?", id)
-        return (str(rows[0][0] or rows[0][1]), rows[0][2]) if rows else (id, None)
+    def tree_of(self, id: str) -> tuple[str, str | None, str | None]:
+        """Returns the tree that a run is in, its name there, and its owner."""
+        rows = self._select("SELECT tree, request, name, owner FROM runs WHERE id = ?", id)
+        return (str(rows[0][0] or rows[0][1]), *rows[0][2:]) if rows else (id, None, None)
 
-    def writer_of(self, id: str) -> str | None:
+    def writer_of(self, id: str, owner: str | None = None) -> str | None:
         """Returns the name of the server that computes a run, or was ended while it did."""
-        rows = self._select("SELECT writer FROM runs WHERE id = ? AND finish_reason IS NULL", id)
+        query = f"SELECT writer FROM runs WHERE id = ? AND finish_reason IS NULL{_and(owner)}"
+        rows = self._select(query, id, *_of(owner))
         return rows[0][0] if rows and isinstance(rows[0][0], str) else None
 
     def is_from_server(self, id: str) -> bool:
@@ -273,6 +295,16 @@ class Store:
         """Writes a run, or with `tree` its whole tree, as a `.glass` file."""
         run = self.get(name)
         write(path, run.tree().from_run(run) if tree else [run])
+
+    def backup(self, path: str | Path) -> int:
+        """Copies the store into a new file, whole and as it is at one moment, while others may be writing to
+        it. Returns the number of runs. A store in PostgreSQL is copied by `pg_dump`."""
+        return self._database.backup(Path(path))
+
+    def upgrade(self) -> Upgrade:
+        """Brings a store of an older version to this one, which older versions of glassloop cannot open any
+        more. A copy of a file is kept beside it."""
+        return self._database.upgrade()
 
     def __len__(self) -> int:
         rows = self._select("SELECT count(*) FROM runs")
@@ -317,19 +349,20 @@ class Store:
             *(item.name, self._origin, facts_of(run)),
             *(None if title is None else replace_surrogates(title), talk, item.added),
             *(self._server if run.finish_reason is None else None, self._server if self._prunes else None),
+            item.owner,
             *self._database.search_values((title, run.prompt, talk, run.text)),
             *tree,
         )
 
-    def _delete(self, id: str) -> int:
+    def _delete(self, id: str, owner: str | None = None) -> int:
         if not self._database.exists():
             return 0
         tellers = [tell for each in self._removals if (tell := each()) is not None]
         run: Run | None = None
         if tellers:
             with suppress(TraceError):  # a damaged run can be removed too
-                run = self.run(id)
-        count = self._database.execute("DELETE FROM runs WHERE id = ?", (id,))
+                run = self.run(id, owner)
+        count = self._database.execute(f"DELETE FROM runs WHERE id = ?{_and(owner)}", (id, *_of(owner)))
         if run is not None:
             for tell in tellers:
                 tell(run)
@@ -365,6 +398,7 @@ class Store:
             if not found:
                 raise TraceError(f"there is no run in {self.name} yet")
             return str(found[0][0])
+        name = run_id(name)
         # A range, not LIKE, so that wildcards in the name have no meaning.
         found = self._select(
             "SELECT id FROM runs WHERE id >= ? AND id < ? LIMIT 3", name, name + "\U0010ffff"
@@ -411,8 +445,17 @@ class Store:
 
     def _listed(self, columns: str, listing: Listing, stop: Stop | None = None) -> Rows:
         where, values = listing.where(self._database.contains)
-        limit = _ALL if listing.limit is None else listing.limit
+        limit = ALL if listing.limit is None else listing.limit
         query = f"SELECT {columns} FROM runs WHERE {where} {ORDER} LIMIT ?"
         if stop is None or not self._database.exists():
             return self._select(query, *values, limit)
         return self._database.search(query, [*values, limit], stop)
+
+
+def _and(owner: str | None) -> str:
+    """Returns the end of a condition: whose the runs are. `_of` has its values."""
+    return "" if owner is None else " AND owner = ?"
+
+
+def _of(owner: str | None) -> tuple[str, ...]:
+    return () if owner is None else (owner,)

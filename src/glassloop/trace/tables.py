@@ -1,19 +1,19 @@
-"""The table of the store and its versions. A store of an older version is converted in a single transaction
-when it is opened; one of a newer version is refused.
+"""The table of the store and its versions. A new store gets the newest version. One of an older version can
+be read, and is written only after `upgrade`, which a person asks for (`glassloop runs upgrade`); one of a
+newer version is refused.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from glassloop.errors import TraceError
 from glassloop.trace.messages import NO_TEXT, title_of_text
 
-VERSION = 3
 # An older version that has the store open adds rows without the newer columns.
 ADDED = "coalesce(added, created)"
 _FIRST = (
@@ -50,6 +50,16 @@ _THIRD = (
     f"CREATE INDEX runs_added ON runs ({ADDED}, id)",
     "CREATE INDEX runs_pruned_by ON runs (pruned_by) WHERE pruned_by IS NOT NULL",
 )
+# In both databases: the key whose client made a run, as a digest; NULL for runs without one, such as those of
+# the terminal. Lists of one owner, and what is pruned, are found by the indexes.
+OWNERS = (
+    "ALTER TABLE runs ADD COLUMN owner TEXT",
+    f"CREATE INDEX runs_owner ON runs (owner, ({ADDED}), id) WHERE owner IS NOT NULL",
+    "DROP INDEX runs_pruned_by",
+    f"CREATE INDEX runs_pruned_by ON runs (pruned_by, owner, ({ADDED}), id) WHERE pruned_by IS NOT NULL",
+)
+_STEPS = (_FIRST, _SECOND, _THIRD, OWNERS)  # what makes each version of the one before
+VERSION = len(_STEPS)
 
 
 @contextmanager
@@ -65,22 +75,58 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings a store to this version. Takes the write lock only if there is something to do."""
-    if _version(connection, path) == VERSION:
-        return
+def prepare(connection: sqlite3.Connection, path: Path) -> int:
+    """Creates the table in a new store, or makes one of an older version readable. Returns the version. Takes
+    the write lock only for a new store."""
+    version = version_of(connection, path)
+    if version == 0:
+        with transaction(connection):
+            version = version_of(connection, path)  # another process may have done it meanwhile
+            if version == 0:
+                version = _convert(connection, 0)
+    if version < VERSION:
+        _show_newer_columns(connection)
+    return version
+
+
+def upgrade(connection: sqlite3.Connection, path: Path, keep: Callable[[int], None]) -> int:
+    """Brings a store to this version, in one transaction, and returns the version it had. `keep` is called
+    with that version before anything changes, while no other process can write."""
     with transaction(connection):
-        version = _version(connection, path)  # another process may have done it meanwhile
-        for number, statements in enumerate((_FIRST, _SECOND, _THIRD), 1):
-            for statement in statements if version < number else ():
-                connection.execute(statement)
-        if version < 2:
-            _set_trees(connection)
-        if version < 3:
-            _set_order(connection)
-            _set_titles(connection)
+        version = version_of(connection, path)
+        if 0 < version < VERSION:
+            keep(version)
         if version < VERSION:
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+            _convert(connection, version)
+    return version
+
+
+def _convert(connection: sqlite3.Connection, version: int) -> int:
+    for statements in _STEPS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    if version < 2:
+        _set_trees(connection)
+    if version < 3:
+        _set_order(connection)
+        _set_titles(connection)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    return VERSION
+
+
+def _show_newer_columns(connection: sqlite3.Connection) -> None:
+    """Lets this connection read a store of an older version as one of this version: a temporary view, which
+    hides the table of the same name, has the missing columns: empty, or what gives the same order."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as newest:
+        _convert(newest, 0)
+        wanted = _columns_of(newest)
+    missing = [name for name in wanted if name not in _columns_of(connection)]
+    others = "".join(f", {'number' if name == 'added' else 'NULL'} AS {name}" for name in missing)
+    connection.execute(f"CREATE TEMP VIEW runs AS SELECT *{others} FROM main.runs")
+
+
+def _columns_of(connection: sqlite3.Connection) -> list[str]:
+    return [row[1] for row in connection.execute("PRAGMA main.table_info(runs)")]
 
 
 def touch(connection: sqlite3.Connection) -> None:
@@ -89,7 +135,8 @@ def touch(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """Returns the version of a store, 0 for a file without one. Raises if it is newer than this one."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > VERSION:
         raise TraceError(

@@ -19,23 +19,27 @@ from glassloop.errors import GlassloopError, StoreError, TraceError
 from glassloop.trace.run import Run
 
 _LINGER = 0.05  # seconds to wait for more runs, which are written together
+_IDLE = 2.0  # seconds without anything to write, after which the thread ends
 _RETRY = 5.0  # seconds until a failed write is tried again
 MOST_UNWRITTEN = 4096  # runs that wait to be tried again: minutes in which a database is away
 MOST_TOKENS = 1_000_000  # that they may have together, some hundred megabytes; the newest run always stays
 
 
 class Item(NamedTuple):
-    """A run to be written, with the tree and the name that a server lists it by, and when it was added."""
+    """A run to be written, with the tree and the name that a server lists it by, when it was added, and whose
+    it is."""
 
     run: Run
     tree: str | None = None
     name: str | None = None
     added: float | None = None
+    owner: str | None = None
 
 
 class _Job(NamedTuple):
     work: Callable[[], Any]
     without: str | None  # the id of a run that is not tried again
+    owner: str | None  # whose it has to be; any if not given
     done: Future[Any]
 
 
@@ -43,15 +47,18 @@ class Writer:
     """Writes runs on a thread, which starts with the first run and ends when none is left.
 
     `write` writes several runs, all or none. `failed` is called, on the thread, for each run that could not
-    be written: with False when it first failed, and with True when it was given up.
+    be written: with False when it first failed, and with True when it was given up. `idle` is called, on the
+    thread, before it ends.
     """
 
     def __init__(
         self,
         write: Callable[[Sequence[Item]], None],
         failed: Callable[[Run, Exception, bool], None] = lambda run, error, lost: None,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._write = write
+        self._idle = idle
         self.failed = failed
         self._changed = threading.Condition()
         self._waiting: list[Item | _Job] = []
@@ -72,14 +79,17 @@ class Writer:
     def put(self, item: Item) -> None:
         with self._changed:
             self._waiting.append(item)
+            self._changed.notify_all()
             self._wake()
 
-    def call(self, work: Callable[[], Any], without: str | None = None) -> Future[Any]:
-        """Runs a job on the thread, after all that was put before. `without` is the id of a run that is not
-        tried again from then on."""
+    def call(
+        self, work: Callable[[], Any], without: str | None = None, owner: str | None = None
+    ) -> Future[Any]:
+        """Runs a job on the thread, after all that was put before. `without` is the id of a run, if given of
+        this owner, that is not tried again from then on."""
         done: Future[Any] = Future()
         with self._changed:
-            self._waiting.append(_Job(work, without, done))
+            self._waiting.append(_Job(work, without, owner, done))
             self._hurry = True
             self._changed.notify_all()
             self._wake()
@@ -108,10 +118,12 @@ class Writer:
                 self._changed.wait_for(lambda: self._hurry, _LINGER)
                 if not self._waiting and self._unwritten:
                     self._changed.wait_for(lambda: bool(self._waiting), _RETRY)
+                elif not self._waiting and self._changed.wait_for(lambda: bool(self._waiting), _IDLE):
+                    continue  # more runs may follow this one
                 jobs, self._waiting, self._hurry = self._waiting, [], False
                 if not jobs and not self._unwritten:
                     self._thread = None
-                    return
+                    break
             batch: list[Item] = []
             for job in jobs:
                 if isinstance(job, Item):
@@ -122,6 +134,7 @@ class Writer:
                 self._do(job)
             self._put(batch)
             del jobs, batch  # a waiting thread must not hold on to runs
+        self._idle()
 
     def _put(self, batch: Sequence[Item]) -> None:
         again: dict[str, Item] = {}
@@ -174,10 +187,17 @@ class Writer:
         self._unwritten[item.run.id] = item
 
     def _bound(self, error: Exception) -> None:
-        """Gives up the oldest runs beyond those that may wait."""
-        tokens = sum(len(item.run.tokens) for item in self._unwritten.values())
+        """Gives up runs beyond those that may wait: the oldest of the owner that has the most."""
+        held: dict[str | None, float] = {}  # by owner: of what may wait
+        tokens = 0
+        for item in self._unwritten.values():
+            held[item.owner] = held.get(item.owner, 0.0) + _share(item)
+            tokens += len(item.run.tokens)
         while len(self._unwritten) > 1 and (len(self._unwritten) > MOST_UNWRITTEN or tokens > MOST_TOKENS):
-            oldest = self._unwritten.pop(next(iter(self._unwritten)))
+            greedy = max(held, key=held.__getitem__)
+            oldest = next(item for item in self._unwritten.values() if item.owner == greedy)
+            del self._unwritten[oldest.run.id]
+            held[greedy] -= _share(oldest)
             tokens -= len(oldest.run.tokens)
             self._lose(oldest, error)
 
@@ -186,8 +206,9 @@ class Writer:
         self.failed(item.run, error, True)
 
     def _do(self, job: _Job) -> None:
-        if job.without is not None:
-            self._unwritten.pop(job.without, None)
+        waiting = self._unwritten.get(job.without or "")
+        if waiting is not None and job.owner in (None, waiting.owner):
+            del self._unwritten[waiting.run.id]
         if not job.done.set_running_or_notify_cancel():
             return
         try:
@@ -201,6 +222,11 @@ class Writer:
         for item in list(self._unwritten.values()):
             self._lose(item, self._error or RuntimeError("it could not be written"))
         self._unwritten.clear()
+
+
+def _share(item: Item) -> float:
+    """Returns how much of what may wait a run is."""
+    return 1 / MOST_UNWRITTEN + len(item.run.tokens) / MOST_TOKENS
 
 
 def _is_busy(error: Exception) -> bool:

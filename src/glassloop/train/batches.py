@@ -43,6 +43,12 @@ class Rows:
         """The number of tokens that the loss counts."""
         return int(np.count_nonzero(self.targets != IGNORED))
 
+    def part(self, start: int, stop: int, length: int | None = None) -> Rows:
+        """Returns some of the sequences, with the first `length` tokens of each."""
+        cut = slice(start, stop), slice(length)
+        documents = None if self.documents is None else self.documents[cut]
+        return Rows(self.tokens[cut], self.targets[cut], self.positions[cut], documents)
+
 
 class Epoch:
     """The sequences of one pass over the documents, in their order."""

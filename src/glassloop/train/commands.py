@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from glassloop.train.drafter_command import add_drafter, run_drafter
 from glassloop.train.exposure_command import add_exposure, run_exposure
 from glassloop.train.flags import add_flag, add_output, config_file, given_settings
 from glassloop.train.holes_command import add_holes, run_holes
-from glassloop.train.presets import PRESETS
+from glassloop.train.presets import FITTED, PRESETS, fitted
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.sweep_command import add_sweep, run_sweep
 
@@ -30,6 +31,7 @@ _KINDS: dict[str, tuple[str | None, str]] = {
     "lora": ("lora", "Train an adapter for a model."),
     "distil": (None, "Train a new model on the probabilities of another one."),
 }
+_FITTED = ("fine-tune", "lora")  # presets that train a model further
 # The first setting of each group of `run --help`.
 _GROUPS = {
     "model": "What is trained",
@@ -188,6 +190,8 @@ def _add_run_flags(command: argparse.ArgumentParser, preset: Mapping[str, Any]) 
         if each.name in _GROUPS:
             group = command.add_argument_group(_GROUPS[each.name])
         default = preset.get(each.name, each.default)
+        if preset and each.name in FITTED:
+            default = "fits the data and the machine"
         add_flag(group, each.name, kind, several, default, each.metadata["help"])
     add_output(command)
 
@@ -204,27 +208,34 @@ def _run_or_resume(given: argparse.Namespace) -> None:
     from glassloop.train.train import resume, train
 
     folder = Path(given.out)
+
+    def copy(result: Path) -> None:
+        for file in result.iterdir():
+            part = folder / f"{file.name}.part"
+            shutil.copyfile(file, part)
+            part.replace(folder / file.name)
+
     try:
         if RunFolder(folder).has_begun:
             _check_same_settings(given, RunFolder(folder).read_config())
-            result = resume(folder, quiet=given.quiet)
+            result = resume(folder, quiet=given.quiet, on_weights=copy)
         else:
-            result = train(_kind_config(given), folder, quiet=given.quiet)
+            result = train(_kind_config(given), folder, quiet=given.quiet, on_weights=copy)
     except Interrupted as stopped:
         raise Interrupted(stopped.step, "the same command goes on") from None
-    for file in result.folder.iterdir():
-        part = folder / f"{file.name}.part"
-        shutil.copyfile(file, part)
-        part.replace(folder / file.name)
+    if given.command == "lora" and not given.quiet:
+        print(f'try it: glassloop generate "…" --adapter {shlex.quote(given.out)}', file=sys.stderr)
     _print_result(replace(result, folder=folder), given.json)
 
 
 def _kind_config(given: argparse.Namespace) -> TrainConfig:
     """Returns the config of a new run of one of the kinds."""
-    config = _given_config(given, _KINDS[given.command][0])
-    wanted = {"finetune": "model", "lora": "model", "distil": "teacher"}.get(given.command)
-    if wanted is not None and getattr(config, wanted) is None:
-        raise TrainError.about(wanted, f"is missing; {given.command} needs a model")
+    from glassloop.model.registry import DEFAULT_MODEL
+
+    further = {"model": DEFAULT_MODEL} if given.command in ("finetune", "lora") else {}
+    config = _given_config(given, _KINDS[given.command][0], further)
+    if given.command == "distil" and config.teacher is None:
+        raise TrainError.about("teacher", "is missing; distil needs a model (--teacher NAME)")
     if given.command == "distil" and config.tokenizer == "bpe" and config.model is None:
         return replace(config, tokenizer=str(config.teacher))
     return config
@@ -240,15 +251,28 @@ def _check_same_settings(given: argparse.Namespace, config: TrainConfig) -> None
             )
 
 
-def _given_config(given: argparse.Namespace, otherwise: str | None) -> TrainConfig:
-    """Returns the config of the flags, the file and the preset, `otherwise` if none is given."""
+def _given_config(
+    given: argparse.Namespace, otherwise: str | None, further: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """Returns the config of the flags, the file and the preset, `otherwise` if none is given, with the values
+    of `further` where nothing else gives one."""
     file = config_file(given)
     preset = given.preset or file.get("preset", otherwise)
     file.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
-    settings = PRESETS[preset][1] if preset else {}
-    return make_config(given.config or "flags", settings, file, given_settings(given))
+    settings = dict(PRESETS[preset][1]) if preset else {}
+    where, flags = given.config or "flags", given_settings(given)
+    config = make_config(where, further or {}, settings, file, flags)
+    if preset not in _FITTED or not config.data:
+        return config
+    from glassloop.train.train import load_torch
+
+    load_torch(given.quiet)
+    from glassloop.train.machine import choose_device
+
+    chosen = fitted(settings, {**file, **flags}, config.data, choose_device(config))
+    return make_config(where, further or {}, chosen, file, flags)
 
 
 def _prepare(given: argparse.Namespace) -> None:

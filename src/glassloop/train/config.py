@@ -5,6 +5,8 @@ Every field is checked here, where it enters. The help texts are those of `glass
 
 from __future__ import annotations
 
+import shutil
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
@@ -42,10 +44,18 @@ class Interrupted(TrainError):
         self.step = step
 
 
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+
 def need_torch() -> None:
-    """Raises unless torch is installed."""
+    """Raises unless torch is installed. Without a GPU the message has the command for the CPU build: what pip
+    installs on Linux otherwise brings gigabytes of CUDA libraries."""
     if find_spec("torch") is None:
-        raise TrainError("training needs torch: pip install 'glassloop[train]'")
+        if sys.platform == "linux" and shutil.which("nvidia-smi") is None:
+            raise TrainError(
+                f"training needs torch; there is no NVIDIA GPU here, so the CPU build: {CPU_TORCH}"
+            )
+        raise TrainError("training needs torch: pip install torch")
 
 
 def _option(
@@ -133,7 +143,9 @@ class TrainConfig:
     keep: int = _option(2, "Checkpoints that are kept.", least=1, most=1000)
     sample_every: int = _option(0, "Steps between samples of text; 0: only at the end.")
     sample_prompt: str = _option("", "What samples begin with; by default the first token of the data.")
-    sample_tokens: int = _option(200, "Tokens of a sample.", least=1, most=1 << 16)
+    sample_tokens: int = _option(
+        0, "Tokens of a sample; 0: 200, or 40 where a CPU trains a model further.", most=1 << 16
+    )
     sample_temperature: float = _option(0.8, "Temperature of samples; 0 is greedy.", most=100)
 
     probe: tuple[str, ...] = _option((), "Words whose nearest embeddings are recorded at each validation.")
@@ -159,13 +171,13 @@ class TrainConfig:
                 "kv_heads", f"is {self.kv_heads}, which does not divide heads {self.heads}"
             )
         if self.on_policy and self.teacher is None:
-            raise TrainError.about("on_policy", "needs a model to distil (teacher)")
+            raise TrainError.about("on_policy", "needs a model to distil (--teacher NAME)")
         if self.on_policy and self.on_policy_prompt >= self.length:
             raise TrainError.about(
                 "on_policy_prompt", f"is {self.on_policy_prompt}; less than length {self.length} is expected"
             )
         if self.lora_rank and self.model is None:
-            raise TrainError.about("lora_rank", "needs a model to adapt (model)")
+            raise TrainError.about("lora_rank", "needs a model to adapt (--model NAME)")
         unknown = set(self.lora_targets) - set(LORA_TARGETS)
         if unknown:
             known = ", ".join(LORA_TARGETS)

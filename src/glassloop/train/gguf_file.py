@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from glassloop.model.gguf import MAGIC
 from glassloop.model.loader import ModelFiles
 from glassloop.model.rope import LinearScaling, ListedScaling, Llama3Scaling, Rope, YarnScaling
 from glassloop.model.weights import family_of
-from glassloop.ops.quant import FORMATS, Float32, Format
-from glassloop.ops.tensor import Tensor
+from glassloop.ops.quant import F32, FORMATS, Bytes, Float32, Format, quantize
+from glassloop.ops.tensor import Computed, Tensor
 from glassloop.text.pretokenizers import GGUF_RULES
 from glassloop.train.write_safetensors import whole_file
 
@@ -28,16 +28,39 @@ _UINT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _INT32 = 4, 6, 7, 8, 9, 5
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens
 
 
+FormatOf = Callable[
+    [str, tuple[int, ...]], Format
+]  # the format of a tensor by its name in GGUF and its shape
+Written = Callable[[Tensor, Bytes], None]  # is called with each tensor and its bytes when it has been written
+
+
 def write_gguf(path: Path, files: ModelFiles, weights: Mapping[str, Float32], format: str) -> Path:
     """Writes a model with its tokenizer. Matrices are stored in a format (F32, F16, BF16, Q8_0, Q4_1);
     vectors, and matrices that do not fit it, in F32."""
+
+    def format_of(name: str, shape: tuple[int, ...]) -> Format:
+        fits = len(shape) == 2 and shape[1] % FORMATS[format].block_values == 0
+        return FORMATS[format] if fits and not name.startswith("position_") else F32
+
+    metadata, tensors = gguf_parts(path, files, weights.__getitem__, format_of)
+    write_tensors(path, metadata, tensors)
+    return path
+
+
+def gguf_parts(
+    path: Path, files: ModelFiles, values_of: Callable[[str], Float32], format_of: FormatOf
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Returns the metadata and the tensors of a GGUF file for a model. A tensor is computed when its bytes
+    are read, from the values that `values_of` returns for our names of weights."""
     config = files.config
     family = family_of(config)
     if family.name in ("openai-gpt", "xglm"):
         raise ModelError(f"{config.family} models have no form in GGUF; write a folder instead")
     architecture = "llama" if family.name == "mistral" else family.types[0].removesuffix("_text")
-    arrays = _named(config, weights, FAMILY_BY_TYPE[architecture].gguf_pairs)
-    tensors = [_tensor(name, values, FORMATS[format]) for name, values in arrays.items()]
+    pairs = FAMILY_BY_TYPE[architecture].gguf_pairs
+    tensors: list[Tensor] = [
+        _tensor(name, parts, config, format_of, values_of) for name, parts in _named(config, pairs).items()
+    ]
     metadata: dict[str, Any] = {"general.architecture": architecture, "general.name": path.stem}
     metadata |= {f"{architecture}.{key}": value for key, value in _config(config).items()}
     scaled = _listed_scaling(config)
@@ -45,9 +68,7 @@ def write_gguf(path: Path, files: ModelFiles, weights: Mapping[str, Float32], fo
         tensors.append(Tensor.of("rope_freqs.weight", scaled))
     read_back = config_from_gguf(str(path), metadata, {tensor.name: tensor for tensor in tensors})[1]
     _compare(path, config, read_back)
-    metadata |= _tokenizer(files)
-    write_tensors(path, metadata, tensors)
-    return path
+    return metadata | _tokenizer(files), tensors
 
 
 def _compare(path: Path, config: ModelConfig, read_back: ModelConfig) -> None:
@@ -69,30 +90,52 @@ def _compare(path: Path, config: ModelConfig, read_back: ModelConfig) -> None:
         raise ModelError(f"{path}: GGUF cannot express this {config.family} model; write a folder instead")
 
 
-def _named(config: ModelConfig, weights: Mapping[str, Float32], pairs: bool) -> dict[str, Float32]:
-    """Returns the weights by GGUF's names for them, fused where the family has them so."""
+class _Weight(NamedTuple):
+    """One of our weights in a tensor of GGUF, which may be a part of it."""
+
+    name: str
+    interleaved: bool  # the rows of each head in pairs
+
+
+def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
+    """Returns GGUF's names of tensors, with the weights that make each, fused where the family has them
+    so."""
     fused = any(isinstance(entry, Part) for entry in family_of(config).layer.values())
     layer = GGUF_FUSED_LAYER if fused else GGUF_LAYER
-    found: dict[str, list[Float32]] = {}
+    found: dict[str, list[_Weight]] = {}
     for name in config.shapes():  # q, k, v in this order, which is the order of the parts
-        values = weights[name]
         stem, _, suffix = name.rpartition(".")
+        kind = ""
         if stem.startswith("layers."):
             _, index, kind = stem.split(".")
             entry = layer[kind]
             theirs = (entry.name if isinstance(entry, Part) else entry).format(i=index)
-            if pairs and kind in ("q", "k"):
-                values = _interleaved(values, config.head_dim)
         else:
             theirs = GGUF_TOP[stem]
-        found.setdefault(f"{theirs}.{suffix}", []).append(values)
-    return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+        found.setdefault(f"{theirs}.{suffix}", []).append(_Weight(name, pairs and kind in ("q", "k")))
+    return found
 
 
-def _tensor(name: str, values: Float32, format: Format) -> Tensor:
-    fits = values.ndim == 2 and values.shape[1] % format.block_values == 0
-    tensor = Tensor.of(name, values)
-    return tensor.stored_as(format) if fits and not name.startswith("position_") else tensor
+def _tensor(
+    name: str,
+    parts: list[_Weight],
+    config: ModelConfig,
+    format_of: FormatOf,
+    values_of: Callable[[str], Float32],
+) -> Tensor:
+    shapes = [config.shapes()[part.name] for part in parts]
+    shape = (sum(each[0] for each in shapes), *shapes[0][1:])
+    format = format_of(name, shape)
+
+    def compute() -> Bytes:
+        values = [
+            _interleaved(values_of(part.name), config.head_dim) if part.interleaved else values_of(part.name)
+            for part in parts
+        ]
+        whole = np.concatenate(values) if len(values) > 1 else values[0]
+        return quantize(format, np.ascontiguousarray(whole, np.float32).reshape(-1))
+
+    return Computed.later(name, shape, format, compute)
 
 
 def _interleaved(values: Float32, head_dim: int) -> Float32:
@@ -227,8 +270,10 @@ def _word_rule(files: ModelFiles, found: Any, ignore_merges: bool) -> str:
     raise ModelError(f"{files.path}: GGUF has no name for the way in which this tokenizer cuts words")
 
 
-def write_tensors(path: Path, metadata: Mapping[str, Any], tensors: list[Tensor]) -> None:
-    """Writes a GGUF file with these tensors as they are stored."""
+def write_tensors(
+    path: Path, metadata: Mapping[str, Any], tensors: Sequence[Tensor], written: Written | None = None
+) -> None:
+    """Writes a GGUF file with these tensors as they are stored, one at a time."""
     head = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         head += _string(key) + _value(value)
@@ -237,12 +282,15 @@ def write_tensors(path: Path, metadata: Mapping[str, Any], tensors: list[Tensor]
         head += _string(tensor.name) + struct.pack("<I", len(tensor.shape))
         head += b"".join(struct.pack("<Q", size) for size in reversed(tensor.shape))
         head += struct.pack("<IQ", tensor.format.gguf_id, at)
-        at += -(-len(tensor.data) // _ALIGNMENT) * _ALIGNMENT
+        at += -(-tensor.format.size_of(tensor.size) // _ALIGNMENT) * _ALIGNMENT
     with whole_file(path) as file:
         file.write(bytes(head) + bytes(-len(head) % _ALIGNMENT))
         for tensor in tensors:
-            file.write(np.ascontiguousarray(tensor.data).data)
-            file.write(bytes(-len(tensor.data) % _ALIGNMENT))
+            data = np.ascontiguousarray(tensor.data)
+            file.write(data.data)
+            file.write(bytes(-len(data) % _ALIGNMENT))
+            if written is not None:
+                written(tensor, data)
 
 
 def _string(text: str) -> bytes:

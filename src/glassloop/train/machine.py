@@ -30,12 +30,15 @@ def cores() -> int:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Returns a config whose device, precision and threads are decided. A run keeps them, so that resuming it
-    elsewhere does not change them."""
+    """Returns a config whose device, precision, threads and length of samples are decided. A run keeps them,
+    so that resuming it elsewhere does not change them."""
     device, precision = choose_device(config), config.precision
     if precision == "auto":
         precision = "bf16" if device == "cuda" else "f32"
-    return replace(config, device=device, precision=precision, threads=config.threads or cores())
+    sample = config.sample_tokens or (40 if device == "cpu" and config.model is not None else 200)
+    return replace(
+        config, device=device, precision=precision, threads=config.threads or cores(), sample_tokens=sample
+    )
 
 
 def send(array: NDArray[Any], device: str) -> torch.Tensor:

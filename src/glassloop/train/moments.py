@@ -1,15 +1,18 @@
-"""The parameters of a run and AdamW's two moments of each, as the arrays of a checkpoint and back."""
+"""AdamW for the parameters of a run; parameters and moments as the arrays of a checkpoint, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from glassloop.ops.quant import Float32
 from glassloop.train.checkpoint import PARTS, Arrays, check_shapes
+from glassloop.train.config import TrainConfig
+from glassloop.train.network import Network
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # the names of AdamW's moments in its state
 
@@ -46,3 +49,14 @@ def set_arrays(
             place = weight.device if optimizer.defaults["fused"] else "cpu"
             count = torch.tensor(float(step), device=place)
             optimizer.state[weight] = {"step": count, "exp_avg": first, "exp_avg_sq": second}
+
+
+def adamw(config: TrainConfig, network: Network) -> Any:
+    """Returns AdamW; matrices have weight decay, vectors have none."""
+    parameters = list(network.parameters.values())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=True)

@@ -1,11 +1,12 @@
 """The op set for training: plain differentiable torch functions, on the CPU or a GPU.
 
-It computes whole sequences at once and keeps no keys and values. A batch is a `Packed`: sequences of one
-length, each made of one or several documents, which do not see each other.
+It computes whole sequences at once and keeps keys and values only for samples. A batch is a `Packed`:
+sequences of one length, each made of one or several documents, which do not see each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
+from glassloop.ops.memory import FreeMemory, host_memory
 from glassloop.ops.protocol import Activation, Forward, LowRank
-from glassloop.ops.quant import Float32
+from glassloop.ops.quant import Float32, Format
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -36,6 +38,9 @@ class Packed:
     look_ahead: bool = False  # without the causal mask: every token sees the whole of its document
     cuts: torch.Tensor | None = None  # [documents + 1] the first row of each document, and the end (int32)
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by window
+    # Keys and values of the tokens before these, by layer, to which those of these tokens are added. Rows see
+    # all of them, so behind a part of a text there is one row. None: nothing is kept.
+    past: dict[Place, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def mask(self, window: int | None) -> torch.Tensor | None:
         """Returns which tokens each token sees, [sequences or 1, 1, length, length], or None if these are all
@@ -112,6 +117,12 @@ class TrainOps:
 
     def cache_memory(self) -> int:
         return 0
+
+    def free_memory(self) -> FreeMemory:
+        return host_memory()
+
+    def matrix_bytes(self, shape: tuple[int, ...], format: Format) -> int:
+        return 4 * math.prod(shape)
 
     def page_bytes(self, spec: CacheSpec) -> int:
         return 0
@@ -220,6 +231,13 @@ class TrainOps:
             for x in (q, k, v)
         )  # [sequences, heads, length, head dim]
         mask = packed.mask(window)
+        if packed.past is not None:
+            before = packed.past.get(place)
+            if before is not None:
+                k, v = (torch.cat([old, new], dim=2) for old, new in zip(before, (k, v), strict=True))
+                k, v = (x if window is None else x[:, :, -window:] for x in (k, v))
+                mask = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device)
+            packed.past[place] = k, v
         shared = heads != k.shape[1]  # several query heads read one key-value head
         if shared and (mask is not None or softcap is not None):
             # The kernels that take a mask do not share heads: torch would compute the whole matrix of scores.

@@ -30,11 +30,13 @@ def prepare_tokens(
     *,
     vocab_size: int | None = None,
     longest: int | None = None,
+    remedy: str = "",
     tokenizer_files: Mapping[str, bytes] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> TokenFiles:
     """Encodes files and folders, and writes token files. A document of more than `longest` tokens is an
-    error. `tokenizer_files` are written beside them, so that training needs nothing else."""
+    error, which ends with `remedy`. `tokenizer_files` are written beside them, so that training needs nothing
+    else."""
     files = find_files(data)
     writer = TokenWriter(folder, vocab_size or tokenizer.vocab_size)
     told = _Told(report)
@@ -45,8 +47,7 @@ def prepare_tokens(
             raise DataError(f"{document.where}: {error}") from None
         if longest is not None and len(ids) > longest:
             raise DataError(
-                f"{document.where}: has {len(ids)} tokens; at most {longest} fit into a sequence"
-                " (length, or packing = 'stream')"
+                f"{document.where}: has {len(ids)} tokens; at most {longest} fit into a sequence{remedy}"
             )
         writer.add(ids, learned)
         told.documents += 1

@@ -1,8 +1,18 @@
-"""Settings for common exercises, by name. A preset says nothing of the data; flags replace its values."""
+"""Settings for common exercises, by name; flags replace their values. Those that train a model further are
+fitted to the data and the machine, so that a page of text on a CPU takes minutes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+_BYTES = 4  # of text for a token, about
+_EPOCHS = 20  # how often a run reads small data
+_LEAST_STEPS = 40
+_CPU_LENGTH, _CPU_TOKENS = 128, 512  # of a sequence of text on a CPU, and of a step
+_SHORT, _SHORT_LR = 200, 1e-3  # steps of a run whose adapter learns at a higher rate, and the rate
+FITTED = ("packing", "length", "batch", "accumulate", "steps", "warmup", "lr")  # what `fitted` decides
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": (
@@ -123,3 +133,40 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+def fitted(
+    preset: Mapping[str, Any], given: Mapping[str, Any], data: Sequence[str], device: str
+) -> dict[str, Any]:
+    """Returns the settings of a preset that trains a model further, for these data and "cpu" or "cuda": text
+    files are cut into sequences, a step reads the data at most once and on a CPU no more than a few hundred
+    tokens, small data are read twenty times, and an adapter of few steps learns faster. `given` has the
+    settings that are fixed already."""
+    from glassloop.train.sources import find_files, has_text_files, size_in_bytes
+    from glassloop.train.tokens import TokenFiles, is_token_folder
+
+    if len(data) == 1 and is_token_folder(Path(data[0])):
+        tokens, text = TokenFiles(Path(data[0])).tokens, False
+    else:
+        files = find_files(data)
+        tokens, text = size_in_bytes(files) // _BYTES, has_text_files(files)
+    made: dict[str, Any] = {**preset}
+    if text:
+        made["packing"] = "stream"
+    most = preset["batch"] * preset["accumulate"] * preset["length"]
+    if device == "cpu":
+        most = _CPU_TOKENS
+        if given.get("packing", made["packing"]) == "stream":
+            made["length"] = _CPU_LENGTH
+    length = given.get("length", made["length"])
+    sequences = max(1, min(most, tokens) // length)
+    made["batch"] = min(sequences, preset["batch"])
+    batch = given.get("batch", made["batch"])
+    made["accumulate"] = max(1, sequences // batch)
+    read = batch * given.get("accumulate", made["accumulate"]) * length
+    made["steps"] = min(preset["steps"], max(_LEAST_STEPS, -(-_EPOCHS * tokens // read)))
+    steps = given.get("steps", made["steps"])
+    made["warmup"] = min(preset["warmup"], steps // 10)
+    if preset.get("lora_rank") and steps < _SHORT:
+        made["lr"] = _SHORT_LR
+    return made

@@ -88,7 +88,7 @@ class RunFolder:
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainError(
                 f"step {step}: the loss is {loss} and the norm of the gradient {norm}; the last checkpoint is"
-                f" kept in {self.checkpoints} (a lower lr may help)"
+                f" kept in {self.checkpoints} (a lower --lr may help)"
             )
 
     @contextmanager

@@ -1,12 +1,15 @@
-"""Text from a model in training. The engine cannot run it: its weights change. The loop here has no cache;
-it draws with the same luck as the engine does, so a sample shows what changed in the model and not chance."""
+"""Text from a model in training. The engine cannot run it: its weights change. The loop here draws with the
+same luck as the engine does, so a sample shows what changed in the model and not chance."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from glassloop.decode.luck import luck
+from glassloop.ops.kv_cache import Place
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 
@@ -41,22 +44,49 @@ def after_end(ids: torch.Tensor, ends: tuple[int, ...]) -> torch.Tensor:
 
 
 def sample_tokens(
-    network: Network, prompt: list[int], count: int, temperature: float, seed: int, ends: tuple[int, ...] = ()
+    network: Network,
+    prompt: list[int],
+    count: int,
+    temperature: float,
+    seed: int,
+    ends: tuple[int, ...] = (),
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Returns `count` tokens after a prompt, or fewer if one of `ends` is drawn. The model sees as many of
-    the last tokens as fit into its context."""
+    """Returns `count` tokens after a prompt, or fewer if one of `ends` is drawn, or if it is to stop. The
+    model sees as many of the last tokens as fit into its context."""
     ids = list(prompt)
     every = np.arange(network.config.vocab_size)
+    kept = Kept(network)
     with torch.no_grad():
         for position in range(len(prompt), len(prompt) + count):
-            seen = torch.tensor(ids[-network.config.context :], device=network.device)
-            last = torch.tensor([len(seen) - 1], device=network.device)
-            places = torch.arange(len(seen), device=network.device)
-            logits = network.logits(Packed(seen, places, 1, len(seen), wanted=last))[0]
-            row = logits.double().cpu().numpy()
+            if stopped():
+                break
+            row = kept.logits(ids).double().cpu().numpy()
             if temperature > 0:
                 row = row / temperature + luck(seed, 0, position, every)
             ids.append(int(row.argmax()))
             if ids[-1] in ends:
                 break
     return ids[len(prompt) :]
+
+
+class Kept:
+    """The keys and values of a text that grows, so that each token is computed once."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._past: dict[Place, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._count = 0  # tokens that `_past` has
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Returns the logits after a text, which begins with the text of the call before. A text that is
+        longer than the context loses its first token with each call, which moves all others: nothing is
+        kept then."""
+        context = self._network.config.context
+        new = ids[self._count :] if len(ids) <= context else ids[-context:]
+        first = self._count if len(ids) <= context else 0
+        tokens, last = (torch.tensor(x, device=self._network.device) for x in (new, [len(new) - 1]))
+        places = torch.arange(first, first + len(new), device=self._network.device)
+        past = self._past if len(ids) <= context else None
+        self._count = len(ids)
+        return self._network.logits(Packed(tokens, places, 1, len(new), wanted=last, past=past))[0]

@@ -56,6 +56,16 @@ def find_files(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
+def has_text_files(files: Sequence[Path]) -> bool:
+    """Whether one of the files is a document by itself, of any length."""
+    return any(_kind(path) != "lines" for path in files)
+
+
+def size_in_bytes(files: Sequence[Path]) -> int:
+    """Returns about how many bytes of text some files have; packed files have some three times their size."""
+    return sum(path.stat().st_size * (3 if path.suffix in _PACKED else 1) for path in files)
+
+
 def read_documents(files: Sequence[Path]) -> Iterator[Document]:
     """Yields the documents of all files. A text's pieces must be taken before the next document."""
     for path in files:

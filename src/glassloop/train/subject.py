@@ -26,6 +26,7 @@ from glassloop.train.tokenizer import train_bpe, train_characters
 from glassloop.train.tokens import TokenFiles, is_token_folder
 
 Report = Callable[[str], None]
+_REMEDY = " (--length N, or --packing stream)"
 
 
 @dataclass
@@ -119,7 +120,7 @@ def load_teacher(name: str, config: ModelConfig) -> ModelFiles:
         raise TrainError.about(
             "teacher",
             f"has a vocabulary of {files.config.vocab_size} tokens; the student has {config.vocab_size}"
-            f" (tokenizer = {name!r} gives it the teacher's)",
+            f" (--tokenizer {name} gives it the teacher's)",
         )
     return files
 
@@ -131,7 +132,7 @@ def _token_folder(config: TrainConfig) -> TokenFiles | None:
         if config.packing == "whole" and longest > config.length:
             raise TrainError(
                 f"{files.folder}: has a document of {longest} tokens; at most {config.length} fit into a"
-                " sequence (length, or packing = 'stream')"
+                f" sequence{_REMEDY}"
             )
         return files
     return None
@@ -191,7 +192,9 @@ def _encode(
     if not data:
         raise TrainError.about("data", "is missing; a text file, a JSONL file or a folder is expected")
     longest = config.length if config.packing == "whole" else None
-    files = prepare_tokens(data, folder, tokenizer, vocab_size=vocab_size, longest=longest, report=report)
+    files = prepare_tokens(
+        data, folder, tokenizer, vocab_size=vocab_size, longest=longest, remedy=_REMEDY, report=report
+    )
     some = "document" if files.documents == 1 else "documents"
     report(f"{files.documents:,} {some}, {files.tokens:,} tokens")
     return files

@@ -31,42 +31,60 @@ def train(
     *,
     quiet: bool = False,
     on_step: Callable[[int], None] = lambda step: None,
+    on_weights: Callable[[Path], None] = lambda folder: None,
 ) -> Trained:
-    """Trains a model as the config says, with everything that belongs to the run in a folder."""
-    _load_torch(quiet)
+    """Trains a model as the config says, with everything that belongs to the run in a folder. `on_weights` is
+    called with the folder of the model or adapter whenever that was written: right after the last step, and
+    again if the last validation found other weights to be the best."""
+    load_torch(quiet)
     from glassloop.train.machine import settled
 
     RunFolder(Path(folder)).create(settled(config))
-    return resume(folder, quiet=quiet, on_step=on_step)
+    return resume(folder, quiet=quiet, on_step=on_step, on_weights=on_weights)
 
 
 def resume(
-    folder: str | Path, *, quiet: bool = False, on_step: Callable[[int], None] = lambda step: None
+    folder: str | Path,
+    *,
+    quiet: bool = False,
+    on_step: Callable[[int], None] = lambda step: None,
+    on_weights: Callable[[Path], None] = lambda folder: None,
 ) -> Trained:
     """Goes on with a run from its last checkpoint. The result has the same bits as without the stop."""
     place = RunFolder(Path(folder))
     config = place.read_config()
     if place.result is None:
-        _load_torch(quiet)
+        load_torch(quiet)
         from glassloop.train.machine import set_up
 
         with place.locked(), set_up(config):
             if place.result is None:
-                return _run(config, place, quiet, on_step)
+                with Progress(config.steps, 0, quiet) as progress:
+                    return _run(config, place, progress, on_step, on_weights)
     done = place.result
     assert done is not None
-    return Trained(**{**done, "folder": place.adapter if config.lora_rank else place.model})
+    target = place.adapter if config.lora_rank else place.model
+    on_weights(target)
+    return Trained(**{**done, "folder": target})
 
 
-def _load_torch(quiet: bool) -> None:
+def load_torch(quiet: bool) -> None:
     """Loads torch, which takes some seconds, and says so."""
     need_torch()
     if "torch" not in sys.modules:
-        Progress(1, 0, quiet).say("loading torch")
-        import torch  # noqa: F401
+        with Progress(1, 0, quiet) as progress:
+            progress.say("loading torch")
+            progress.now("loading torch")
+            import torch  # noqa: F401
 
 
-def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[int], None]) -> Trained:
+def _run(
+    config: TrainConfig,
+    place: RunFolder,
+    progress: Progress,
+    on_step: Callable[[int], None],
+    on_weights: Callable[[Path], None],
+) -> Trained:
     from glassloop.model.fingerprint import fingerprint
     from glassloop.train import lora
     from glassloop.train.export import write_model_folder
@@ -75,7 +93,8 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
     from glassloop.train.subject import load_subject, load_teacher
     from glassloop.train.trainer import Trainer
 
-    say = Progress(config.steps, 0, quiet).say
+    say = progress.say
+    progress.now("reading the model and the data")
     device = choose_device(config)
     subject = load_subject(config, place.path, say)
     network = Network(
@@ -114,21 +133,31 @@ def _run(config: TrainConfig, place: RunFolder, quiet: bool, on_step: Callable[[
     trained = sum(weight.numel() for weight in network.parameters.values())
     say(f"{network.size:,} weights, {trained:,} of them trained, on {device} in {config.precision}")
     trainer = Trainer(
-        config, subject, network, place, identity, teacher=teacher, quiet=quiet, on_step=on_step
+        config, subject, network, place, identity, teacher=teacher, progress=progress, on_step=on_step
     )
-    state = trainer.run()
-    if config.patience:
-        trainer.load_best()
-    if config.lora_rank:
-        target = place.adapter
-        sha256 = lora.write_adapter(target, network, config)
-    else:
-        target = place.model
-        weights = {name: weight.detach().cpu().numpy() for name, weight in network.weights.items()}
-        bos = subject.tokenizer.bos_id if subject.tokenizer is not None else None
-        sha256 = write_model_folder(
-            target, subject.config, weights, subject.tokenizer_files, ends=subject.ends, bos_id=bos
-        )
+
+    def write() -> str:
+        """Writes the weights of the network as the result, and returns the SHA-256 of their file."""
+        progress.now("writing the weights")
+        if config.lora_rank:
+            sha256 = lora.write_adapter(target, network, config)
+        else:
+            weights = {name: weight.detach().cpu().numpy() for name, weight in network.weights.items()}
+            bos = subject.tokenizer.bos_id if subject.tokenizer is not None else None
+            sha256 = write_model_folder(
+                target, subject.config, weights, subject.tokenizer_files, ends=subject.ends, bos_id=bos
+            )
+        say(f"{target}: the weights are written")
+        on_weights(target)
+        return sha256
+
+    target = place.adapter if config.lora_rank else place.model
+    with trainer.interruptible():
+        trainer.run()
+        sha256 = write()  # before all that takes time and may be interrupted
+        state = trainer.look_back()
+        if config.patience and trainer.load_best():
+            sha256 = write()
     losses = [point["loss"] for point in trainer.curves.points if "loss" in point]
     validations = [point["validation"] for point in trainer.curves.points if "validation" in point]
     made = Trained(

@@ -26,39 +26,21 @@ from glassloop.train.batches import IGNORED, Batches, Cursor, Rows, document_cut
 from glassloop.train.checkpoint import Arrays, State
 from glassloop.train.config import Interrupted, TrainConfig
 from glassloop.train.curves import Curves, svg
+from glassloop.train.launched import Launched
 from glassloop.train.machine import send
-from glassloop.train.moments import set_arrays, to_arrays
+from glassloop.train.moments import adamw, set_arrays, to_arrays
 from glassloop.train.network import Network
 from glassloop.train.ops import Packed
 from glassloop.train.order import DROPOUT, ON_POLICY, number
+from glassloop.train.plan import plan_text
 from glassloop.train.probes import end_probability, neighbours
-from glassloop.train.progress import Progress
+from glassloop.train.progress import Progress, duration
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.sample import after_end, sample_batch, sample_tokens
 from glassloop.train.schedule import learning_rate
 from glassloop.train.subject import Subject
 
-
-class _Launched:
-    """A step that was launched, whose results are on their way from the device."""
-
-    def __init__(self, step: int, rate: float, tokens: int, rows: int, facts: torch.Tensor) -> None:
-        self.step, self.rate, self.tokens, self.rows = step, rate, tokens, rows
-        self._facts, self._event = facts, None
-        if facts.is_cuda:
-            self._facts = torch.empty(2, dtype=facts.dtype, pin_memory=True)
-            self._facts.copy_(facts, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def read(self) -> tuple[float, float]:
-        """Returns the loss and the norm of the gradient as soon as they are known."""
-        if self._event is not None:
-            self._event.synchronize()
-        loss, norm = self._facts.tolist()
-        return loss, norm
-
-
+_TIMED = 32  # tokens of the piece whose time foretells that of a step
 _FIRST = State(step=0, epoch=0, place=0, tokens=0, seconds=0.0)
 
 
@@ -74,7 +56,7 @@ class Trainer:
         identity: dict[str, str],
         *,
         teacher: Network | None = None,
-        quiet: bool = False,
+        progress: Progress,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.config = config
@@ -85,7 +67,7 @@ class Trainer:
         self.state = _FIRST
         self._on_step = on_step
         self._stop = False
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[Launched] = deque()
         # Steps whose results are not waited for: while a GPU computes, the next step is prepared.
         self._ahead = 1 if network.device.startswith("cuda") else 0
         self._broken = torch.zeros((), device=network.device)  # 1 after a step that was not finite
@@ -95,50 +77,87 @@ class Trainer:
         self._cuts = network.takes_cuts
         self._prompt = self._sample_prompt()
         self._probed = self._probed_tokens()
-        self.optimizer = _adamw(config, network)
+        self.optimizer = adamw(config, network)
         self._teacher = teacher
         self._resume()
         self.curves = Curves(folder.curves, self.state.step)
-        self.progress = Progress(config.steps, self.state.step, quiet)
+        self.progress = progress
 
     def run(self) -> State:
-        """Trains to the end. Raises a TrainError if the loss is not finite; the last checkpoint stays."""
-        config = self.config
+        """Makes all steps and saves a checkpoint. Raises a TrainError if the loss is not finite; the last
+        checkpoint stays."""
+        config, progress = self.config, self.progress
         if self.state.step:
-            self.progress.say(f"going on after step {self.state.step}")
+            progress.say(f"going on after step {self.state.step}")
         elif not self.curves.points:
+            progress.now("saving the first weights")
             self._save()
+            progress.now("measuring the model before the first step")
             self._probe()
+        if self.state.step < config.steps:
+            self._say_plan()
+        progress.begin(self.state.step)
         self._clock = time.monotonic()
-        with self.progress, self._interruptible():
-            while self.state.step < config.steps and not self._exhausted:
-                self.step()
-                done = self.state.step
+        first = self.state.step
+        while not self._is_over:
+            progress.now(f"step {self.state.step + 1}/{config.steps}", soon=self.state.step == first)
+            self.step()
+            done = self.state.step
+            if done < config.steps:  # after the last step the weights are saved first
                 if config.sample_every and done % config.sample_every == 0:
                     self._sample()
                 if config.validate_every and done % config.validate_every == 0:
                     self._validate()
-                stopped = self._stop  # read once: a run that ends here has a checkpoint of this step
-                if done % config.checkpoint_every == 0 or stopped:
-                    self._save()
-                self._on_step(done)
-                if stopped:
-                    raise Interrupted(done, f"go on: glassloop train resume {self.folder.path}")
-        self.finish()
+            stopped = self._stop  # read once: a run that ends here has a checkpoint of this step
+            if done % config.checkpoint_every == 0 or stopped or self._is_over:
+                self._save()
+            self._on_step(done)
+            if stopped and done < config.steps:
+                raise Interrupted(done, f"go on: glassloop train resume {self.folder.path}")
+        return self.state
+
+    def look_back(self) -> State:
+        """Validates and samples after the last step, unless Ctrl-C was pressed since; returns the state with
+        the validation."""
         here = {key for point in self.curves.points if point["step"] == self.state.step for key in point}
         if "validation" not in here and self.subject.validation:
-            self.progress.say("validating")
-            self._validate()
+            self._validate(may_stop=True)
+            if self.config.patience:  # which weights are the best is a part of the state
+                self._save()
         if "sample" not in here:
             self._sample()
-        self._save()
         self.curves.close()
         return self.state
 
+    def _say_plan(self) -> None:
+        """Says what a step reads, and how long the run will take."""
+        config, progress = self.config, self.progress
+        steps = config.steps - self.state.step
+        data = sum(stop - start for start, stop in self.subject.training)
+        progress.say(plan_text(config, steps, data))
+        if progress.quiet or self._ahead or config.compile or config.on_policy:
+            return  # a GPU is soon through with its first steps; compiling would be timed too
+        progress.now("timing a short piece")
+        seconds = self._time_step()
+        progress.say(f"about {seconds:.2g} s a step here, {duration(seconds * steps)} in all")
+
+    def _time_step(self) -> float:
+        """Returns how long a step will take, in seconds, by the time of a short piece of a sequence."""
+        rows, _ = self._batches.take(Cursor(self.state.epoch, self.state.place), 1)
+        rows = rows.part(0, 1, _TIMED)
+        took: list[float] = []
+        while not took or (len(took) < 3 and sum(took) < 1):  # the first one also allocates memory
+            began = time.monotonic()
+            with self.network.training():
+                self._loss(*self._packed(rows), False).backward()
+            took.append(time.monotonic() - began)
+        self.optimizer.zero_grad(set_to_none=True)
+        return min(took) * self.config.tokens_per_step / rows.tokens.size
+
     @property
-    def _exhausted(self) -> bool:
-        """Whether validation has not improved for as long as the config allows."""
-        return 0 < self.config.patience <= self.state.worse
+    def _is_over(self) -> bool:
+        """Whether all steps are made, or validation has not improved for as long as the config allows."""
+        return self.state.step >= self.config.steps or 0 < self.config.patience <= self.state.worse
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -157,7 +176,7 @@ class Trainer:
         losses: list[torch.Tensor] = []
         with self.network.training():
             for at in range(0, len(rows.tokens), config.batch):
-                batch, targets = self._packed(_some(rows, at, at + config.batch))
+                batch, targets = self._packed(rows.part(at, at + config.batch))
                 loss = self._loss(batch, targets, own_text) / max(1, count)
                 loss.backward()
                 losses.append(loss.detach())
@@ -176,7 +195,7 @@ class Trainer:
             place=cursor.place,
             tokens=state.tokens + count,
         )
-        self._launched.append(_Launched(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
+        self._launched.append(Launched(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
         while len(self._launched) > self._ahead:
             self._record()
 
@@ -245,8 +264,9 @@ class Trainer:
 
     # ── on the way ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def validation_loss(self) -> float | None:
-        """Returns the mean cross-entropy of the validation data in nats per token; None if there is none."""
+    def validation_loss(self, may_stop: bool = False) -> float | None:
+        """Returns the mean cross-entropy of the validation data in nats per token; None if there is none, or
+        if it may stop and Ctrl-C was pressed."""
         config, subject = self.config, self.subject
         if not subject.validation:
             return None
@@ -256,15 +276,20 @@ class Trainer:
         total, count = 0.0, 0
         with torch.no_grad():
             for at in range(0, most, config.batch):
+                if may_stop and self._stop:
+                    return None
                 rows, _ = batches.take(Cursor(0, at), min(config.batch, most - at))
                 total += float(self.network.loss(*self._packed(rows)))
                 count += rows.count
         return total / max(1, count)
 
-    def _validate(self) -> None:
+    def _validate(self, may_stop: bool = False) -> None:
         self.finish()
-        loss = self.validation_loss()
+        self.progress.now("validating")
+        loss = self.validation_loss(may_stop)
         if loss is None:
+            if self.subject.validation:
+                self.progress.say("validation skipped")
             return
         better = self.state.best is None or loss < self.state.best
         self.state = replace(
@@ -313,8 +338,14 @@ class Trainer:
         config, tokenizer = self.config, self.subject.tokenizer
         if tokenizer is None:
             return
+        if not self._stop:
+            self.progress.say(f"sampling {config.sample_tokens} tokens (Ctrl-C skips them)")
+        self.progress.now("sampling")
         options = config.sample_tokens, config.sample_temperature, config.seed, tokenizer.eos_ids
-        ids = sample_tokens(self.network, self._prompt, *options)
+        ids = sample_tokens(self.network, self._prompt, *options, stopped=lambda: self._stop)
+        if self._stop:
+            self.progress.say("sample skipped")
+            return
         text = tokenizer.decode(ids, skip_special=True)
         self.curves.add(step=self.state.step, sample=text)
         self.progress.say(f"── step {self.state.step} ──\n{text}\n──")
@@ -341,11 +372,13 @@ class Trainer:
         path.replace(self.folder.best)
         path.parent.rmdir()
 
-    def load_best(self) -> None:
-        """Takes the weights of the best validation, if the run keeps them."""
-        if self.folder.best.exists():
-            _, arrays = checkpoints.read_checkpoint(self.folder.best, self.identity)
-            self._set(arrays)
+    def load_best(self) -> bool:
+        """Takes the weights of the best validation, if the run keeps them; returns whether it does."""
+        if not self.folder.best.exists():
+            return False
+        _, arrays = checkpoints.read_checkpoint(self.folder.best, self.identity)
+        self._set(arrays)
+        return True
 
     def _resume(self) -> None:
         found, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
@@ -360,8 +393,9 @@ class Trainer:
         set_arrays(parameters, self.optimizer, arrays, self.state.step, where)
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Lets Ctrl-C end the run after the current step, with a checkpoint. A second one ends it at once."""
+    def interruptible(self) -> Iterator[None]:
+        """Lets Ctrl-C end the run after the current step, with a checkpoint, and skip what is left after the
+        last one. A second one ends it at once."""
 
         def stop(*_: object) -> None:
             self._stop = True
@@ -376,19 +410,3 @@ class Trainer:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _some(rows: Rows, start: int, stop: int) -> Rows:
-    documents = None if rows.documents is None else rows.documents[start:stop]
-    return Rows(rows.tokens[start:stop], rows.targets[start:stop], rows.positions[start:stop], documents)
-
-
-def _adamw(config: TrainConfig, network: Network) -> Any:
-    """Returns AdamW; matrices have weight decay, vectors have none."""
-    parameters = list(network.parameters.values())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=True)

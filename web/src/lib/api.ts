@@ -1,7 +1,9 @@
 // The server's endpoints as functions. Every address is on this page's own origin.
 
 import { parse, stringify } from './json';
-import type { Explanation, Info, Options, Passes, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
+import { runIdOf } from './link';
+import { Waiting } from './waiting';
+import type { Explanation, Info, NeighboursLens, Options, Passes, StartBody, Summary, Tokenized, WholeRun, Worst } from './types';
 
 // Behind one address there may be several servers. Requests with the same session go to the same one, which tells of its
 // runs while they are computed.
@@ -38,10 +40,18 @@ export class ApiError extends Error {
   }
 }
 
+let listener: (slow: boolean) => void = () => {};
+const waiting = new Waiting((count) => listener(count > 0));
+
+/** Calls the function when the server takes long to answer, and when it has answered. */
+export function onSlow(call: (slow: boolean) => void): void {
+  listener = call;
+}
+
 export async function ask(path: string, init: RequestInit = {}): Promise<Response> {
   let answer: Response;
   try {
-    answer = await fetch(path, { ...init, headers: { ...init.headers, 'x-session-id': SESSION }, credentials: 'same-origin' });
+    answer = await waiting.during(fetch(path, { ...init, headers: { ...init.headers, 'x-session-id': SESSION }, credentials: 'same-origin' }));
   } catch (error) {
     if (error instanceof DOMException && error.name === 'AbortError') throw error;
     throw new ApiError(0, 'The server cannot be reached.');
@@ -95,7 +105,7 @@ export const api = {
   send: <T>(path: string, body: unknown, signal?: AbortSignal) => post<T>(path, body, signal),
   info: () => get<Info>('/api/info'),
   runs: ({ search = '', before, limit }: RunsQuery) =>
-    get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: search.trim() } : {}), ...(before ? { before } : {}) })}`),
+    get<Runs & { more: boolean }>(`/api/runs?${new URLSearchParams({ limit: String(limit), ...(search.trim() ? { search: runIdOf(search.trim()) } : {}), ...(before ? { before } : {}) })}`),
   tree: async (tree: string) => (await get<Runs>(`/api/runs?limit=500&tree=${encodeURIComponent(tree)}`)).runs,
   start: async (body: StartBody) => (await post<Runs>('/api/runs', body)).runs,
   /** A run with its tokens, or with those from one on. */
@@ -115,7 +125,10 @@ export const api = {
   explainPrompt: (id: string, index: number) => get<Explanation>(`/api/runs/${id}/explain/${index}?of=prompt`),
   worst: (id: string, signal?: AbortSignal) => get<Worst>(`/api/runs/${encodeURIComponent(id)}/worst`, signal),
   lens: <T>(id: string, name: string, token: number, more = '', signal?: AbortSignal) => get<T>(`/api/runs/${id}/lens/${name}?token=${token}${more}`, signal),
+  neighbours: (of: string, signal?: AbortSignal) => get<NeighboursLens>(`/api/lens/neighbours?${new URLSearchParams({ of, count: '8' })}`, signal),
   exportAddress: (id: string) => `/api/runs/${encodeURIComponent(id)}/export`,
+  /** The page of a run, with the explanations of these tokens. */
+  pageAddress: (id: string, explain: 'all' | number) => `/api/runs/${encodeURIComponent(id)}/page.html?explain=${explain}`,
   /** The run of a file. A server that refuses it because the run is there already names that run. */
   import: async (file: Blob): Promise<Summary[]> => {
     try {

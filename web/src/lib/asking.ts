@@ -22,3 +22,6 @@ export function seeds(count: number, sampling: Options): Pick<StartBody, 'sampli
 export function hasLuck(sampling: Options, options: readonly Option[]): boolean {
   return (sampling['temperature'] ?? defaultOf('temperature', options)) !== 0 && !(Number(sampling['beam_width']) > 1);
 }
+
+/** Why “new luck” has nothing to do. */
+export const NO_LUCK = 'This run was made without luck, so there is no other luck to grow';

@@ -1,4 +1,5 @@
-// Compares runs of one prompt: the first token that differs from the first run. Every other number is the engine's.
+// Compares runs of one prompt: the first token that differs from the first run, and the
+// log-probability per token. Every other number is the engine's.
 
 import type { Forest, Run } from './forest';
 import { spoken } from './visible';
@@ -16,6 +17,10 @@ export function compareRuns(forest: Forest, runs: readonly Run[]): Row[] {
     return { run, parts: alike ? null : shared };
   });
 }
+
+/** Returns the log-probability of a run's text per token, so that texts of different lengths can be compared; null if
+ *  it is not known. */
+export const perToken = (run: Run): number | null => (run.summary.logprob === null || !run.tokens.length ? null : run.summary.logprob / run.tokens.length);
 
 /** Returns the seconds that each token of a run took, without those that it shares with its parent. */
 export const pauses = (run: Run): number[] => run.tokens.slice(run.summary.fork_at ?? 0).map((token) => token.took);

@@ -36,12 +36,18 @@ export function toHash(link: Link): string {
   return text ? `#${text}` : '';
 }
 
+// The server's answers have the id of their run behind one of these, in OpenAI's manner.
+const ANSWER = /^(chatcmpl-|cmpl-|resp_|msg_)(?=[0-9a-f]+$)/;
+
+/** Returns the id of the run that a name gives: the id itself, or that of an answer, such as chatcmpl-d3c160096f7b279e. */
+export const runIdOf = (name: string): string => name.replace(ANSWER, '');
+
 export function fromHash(hash: string): Link {
   const parts = new URLSearchParams(hash.replace(/^#/, ''));
   const run = parts.get('run');
   const at = parts.get('at');
   return {
-    run: run && /^[\w-]{1,64}$/.test(run) ? run : null,
+    run: run && /^[\w-]{1,64}$/.test(run) ? runIdOf(run) : null,
     at: at && /^\d{1,7}$/.test(at) ? Number(at) : null,
     recipe: decode(parts.get('make')),
   };

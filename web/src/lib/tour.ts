@@ -83,6 +83,14 @@ export const TOUR: readonly Step[] = [
     done: 'asked',
   },
   {
+    title: 'Searching for a likely text',
+    text: 'Always taking the likeliest token does not give the likeliest text: a less likely beginning may have a better continuation. A beam search keeps the best few texts at once, extends each of them, and prunes the rest. There is no luck in it.',
+    start: { prompt: 'The first thing I saw was', sampling: { beam_width: 4, max_tokens: 12, logprobs: 20 } },
+    look: { lens: 'Beam' },
+    todo: 'At token 0 the chosen text (framed) is behind: when does it take the lead? Choose the strategy “greedy” at the top, press Run, and look in “Compare” which text is likelier as a whole.',
+    done: 'asked',
+  },
+  {
     title: 'Guessing ahead',
     text: 'Checking many tokens at once costs the model little more than one. So a drafter, which looks for repetitions or is a small model of its own, proposes the next tokens, and the model accepts them as long as it would have chosen the same. The text never changes; only the time does.',
     start: { prompt: 'Count again and again: one two three four five. one two three four five. one two three four five.', sampling: { temperature: 0, max_tokens: 30, logprobs: 20 } },

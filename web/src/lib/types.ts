@@ -134,6 +134,7 @@ export interface Candidate {
   luck: number;
   score: number | null;
   removed_by: string | null;
+  raw_logit?: number | null; // of the model, before the stages; null: not known
 }
 
 export interface Explanation {

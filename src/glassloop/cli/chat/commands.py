@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glassloop.cli.naming import number_in
-from glassloop.cli.options import changed_options, json_or_text, stage_options_of
+from glassloop.cli.options import json_or_text, options_line, stage_options_of
 from glassloop.cli.terminal import percent, print_table, quoted, visible, working, wrapped
 from glassloop.cli.tokens import luck_text, surprise_text
 from glassloop.decode.sampling import Sampling
@@ -122,7 +122,7 @@ def _show(chat: Chat, _: str) -> None:
     print(f"model    {visible(talk.llm.name)}, {talk.llm.op_set}")
     if talk.system is not None:
         print(f"system   {visible(talk.system, newlines=False)}")
-    print(f"options  {changed_options(talk.sampling)}")
+    print(f"options  {options_line(talk.sampling, talk.llm.default_sampling)}")
     if talk.at is not None:
         usage = talk.at.run.usage
         print(f"history  {len(talk.at.path)} questions, {known(usage.total_tokens)} tokens,", end=" ")

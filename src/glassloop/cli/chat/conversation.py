@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.cli.naming import forms, number_in, place_of, token_named
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
+from glassloop.trace.run_name import run_id
 from glassloop.trace.worst import most_surprising
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Conversation:
 
     def find(self, name: str) -> Turn:
         """Returns a turn of the tree; `name` is the beginning of its run's id."""
-        found = [turn for turn in self if turn.run.id.startswith(name)] if name else []
+        found = [turn for turn in self if turn.run.id.startswith(run_id(name))] if run_id(name) else []
         if len(found) != 1:
             many = "the ids of several answers begin" if found else "the id of no answer begins"
             raise GlassloopError(f"{many} with {name!r}; /tree shows the ids")

@@ -20,7 +20,6 @@ from glassloop.cli.options import (
     Upstream,
     UpstreamKey,
     given,
-    is_file,
     load_plugins,
     takes_sampling,
 )
@@ -151,14 +150,7 @@ def _watch_passes(
 
 def _recorded(what: str | None) -> Run | None:
     """Returns the run that the argument names, or None if it is a prompt."""
-    from glassloop.cli.kept import find_runs
-    from glassloop.trace.store import Store
+    from glassloop.cli.kept import find_runs, names_run
 
-    if what is None or what == "last":
-        return Store().get("last")
-    if what.endswith(".glass") or is_file(Path(what)):
-        return find_runs(what)[0]
-    # An id, or the beginning of one that is long enough not to be a word.
-    if len(what) >= 6 and set(what) <= set("0123456789abcdef"):
-        return Store().get(what)
-    return None
+    named = "last" if what is None else what
+    return find_runs(named)[0] if names_run(named) else None

@@ -15,6 +15,7 @@ from glassloop.model.registry.catalog import Kind
 from glassloop.model.registry.manifest import MANIFEST
 from glassloop.model.registry.names import HubName
 
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 # Pickles run code when they are loaded; the last two are weights of other frameworks.
 _NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.msgpack", "*.h5")
@@ -40,13 +41,13 @@ def choose(name: HubName, files: Sequence[str]) -> Choice:
     if name.file is not None:
         if name.file not in ggufs:
             raise RegistryError(f"{name.repo_id} on Hugging Face has no file {name.file!r}{_listed(ggufs)}")
-        return Choice("model", (*_not_weights(licences), name.file), main=name.file)
+        return Choice("model", (*_not_weights(licences), *_parts(name, name.file, ggufs)), main=name.file)
     weights = _safetensors(top)
     beside = tuple(file for file in top if any(fnmatch(file, pattern) for pattern in _WITH_WEIGHTS))
     if weights:
         return Choice("model", _not_weights((*licences, *beside)) + weights)
-    if len(ggufs) == 1:
-        return Choice("model", (*_not_weights(licences), ggufs[0]), main=ggufs[0])
+    if ggufs and len(parts := _parts(name, ggufs[0], ggufs)) == len(ggufs):
+        return Choice("model", (*_not_weights(licences), *parts), main=ggufs[0])
     if ggufs:
         raise RegistryError(
             f"{name.repo_id} on Hugging Face has {len(ggufs)} GGUF files; pick one as "
@@ -60,6 +61,18 @@ def choose(name: HubName, files: Sequence[str]) -> Choice:
     if any(file == "tokenizer.json" or file.endswith(".tiktoken") for file in top):
         return Choice("tokenizer", _not_weights((*licences, *beside)))
     raise RegistryError(f"{name.repo_id} on Hugging Face has no .safetensors, no .gguf and no tokenizer")
+
+
+def _parts(name: HubName, file: str, ggufs: Sequence[str]) -> list[str]:
+    """Returns all parts of a model in GGUF by the name of any. Raises if the repository lacks one."""
+    match = _PART.fullmatch(file)
+    if match is None:
+        return [file]
+    count = int(match["count"])
+    parts = [f"{match['stem']}-{n:05d}-of-{count:05d}.gguf" for n in range(1, min(count, len(ggufs)) + 1)]
+    if len(parts) < count or not {*parts} <= {*ggufs}:
+        raise RegistryError(f"{name.repo_id} on Hugging Face does not have all {count} parts of {file!r}")
+    return parts
 
 
 def _is_plain(file: str) -> bool:

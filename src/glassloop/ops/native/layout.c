@@ -19,10 +19,13 @@ static const gl_constant table[] = {
     IS(GL_BLOCK), IS(GL_PAGE), {"gl_block", sizeof(gl_block)},
 
     SIZE(gl_matrix), AT(gl_matrix, data), AT(gl_matrix, out), AT(gl_matrix, in), AT(gl_matrix, tile_bytes),
-    AT(gl_matrix, packing), AT(gl_matrix, has_minimum), AT(gl_matrix, wide_scale), AT(gl_matrix, half_groups),
+    AT(gl_matrix, packing), AT(gl_matrix, has_minimum), AT(gl_matrix, scale), AT(gl_matrix, half_groups),
+    AT(gl_matrix, factor), AT(gl_matrix, table),
+    IS(GL_F32), IS(GL_F16), IS(GL_BF16), IS(GL_Q4), IS(GL_Q8), IS(GL_TABLE), IS(GL_Q2), IS(GL_SCALE_F16),
+    IS(GL_SCALE_BF16), IS(GL_SCALE_STEPS),
 
-    SIZE(gl_pack_job), AT(gl_pack_job, raw), AT(gl_pack_job, data), AT(gl_pack_job, matrix), AT(gl_pack_job, format),
-    AT(gl_pack_job, next),
+    SIZE(gl_pack_job), AT(gl_pack_job, raw), AT(gl_pack_job, data), AT(gl_pack_job, matrix), AT(gl_pack_job, rows),
+    AT(gl_pack_job, row_bytes), AT(gl_pack_job, format), AT(gl_pack_job, next),
 
     SIZE(gl_op), AT(gl_op, kind), AT(gl_op, wait), AT(gl_op, wanted), AT(gl_op, quantize), AT(gl_op, width),
     AT(gl_op, a), AT(gl_op, b), AT(gl_op, out), AT(gl_op, i0), AT(gl_op, i1), AT(gl_op, i2), AT(gl_op, group),

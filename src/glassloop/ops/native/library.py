@@ -18,6 +18,7 @@ from ctypes import (
     c_double,
     c_float,
     c_int,
+    c_int8,
     c_int32,
     c_int64,
     c_uint64,
@@ -47,6 +48,8 @@ OP_KINDS = (
     *("embed", "norm", "linear", "down", "up", "angles", "rotate", "keep", "attend"),
     *("activate", "add", "scale", "softcap", "take", "quantize"),
 )
+PACKINGS = ("f32", "f16", "bf16", "q4", "q8", "table", "q2")
+SCALES = ("scale_f16", "scale_bf16", "scale_steps")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "words")
@@ -82,10 +85,16 @@ Matrix = _structure(
     "gl_matrix",
     (c_void_p, "data"),
     (c_int64, "out in tile_bytes"),
-    (c_int32, "packing has_minimum wide_scale half_groups"),
+    (c_int32, "packing has_minimum scale half_groups"),
+    (c_float, "factor"),
+    (c_int8 * 16, "table"),
 )
 PackJob = _structure(
-    "gl_pack_job", (c_void_p, "raw data"), (POINTER(Matrix), "matrix"), (c_int32, "format next")
+    "gl_pack_job",
+    (c_void_p, "raw data"),
+    (POINTER(Matrix), "matrix"),
+    (c_int64, "rows row_bytes"),
+    (c_int32, "format next"),
 )
 Op = _structure(
     "gl_op",
@@ -179,7 +188,7 @@ _ARGUMENTS: dict[str, tuple[Any, list[Any]]] = {  # what a function returns, and
     "gl_name": (c_char_p, []),
     "gl_lanes": (c_int, []),
     "gl_set_threads": (c_int, [c_int]),
-    "gl_pack_size": (c_int64, [c_int, c_int64, c_int64, POINTER(Matrix)]),
+    "gl_pack_size": (c_int64, [POINTER(Matrix)]),
     "gl_pack": (None, [POINTER(PackJob), c_int64]),
     "gl_join_strings": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
     "gl_summarize": (c_int, [c_void_p, c_int64, c_int64, *[c_void_p] * 3]),
@@ -274,7 +283,7 @@ def _layout() -> dict[str, int]:
         found[name] = sizeof(kind)
         for field in kind._fields_:
             found[f"{name}.{field[0]}"] = getattr(kind, field[0]).offset
-    for names in (OP_KINDS, ACTIVATIONS, IDS, LIMITS, SELECTIONS, ("fine", *FAULTS)):
+    for names in (OP_KINDS, PACKINGS, SCALES, ACTIVATIONS, IDS, LIMITS, SELECTIONS, ("fine", *FAULTS)):
         found |= {f"GL_{name.upper()}": number for number, name in enumerate(names)}
     return found | {f"GL_{name.upper()}": number for name, number in FAILURES.items()}
 

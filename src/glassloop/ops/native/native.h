@@ -17,8 +17,15 @@
 /* How a matrix is packed: in tiles of `lanes` outputs. A tile of a quantized matrix is a sequence of blocks of 32
  * inputs; a block has a scale for every lane (two where groups are of 16), a minimum for every lane if the format has
  * minimums, and the codes, four inputs of every lane at a time. Floats are packed as one vector of lanes per input.
- * */
-enum gl_packing { GL_F32, GL_F16, GL_BF16, GL_Q4, GL_Q8 };
+ * Codes of GL_TABLE have four bits and are places in a table of 16 values. Those of GL_Q2 have two bits: with minimums
+ * they stand for 0 … 3, without for -1 … 2, and all steps are 1 and not stored. */
+enum gl_packing { GL_F32, GL_F16, GL_BF16, GL_Q4, GL_Q8, GL_TABLE, GL_Q2 };
+
+/* How scales and minimums are stored: as floats, or as steps, which are whole numbers of a unit. Before each eight blocks
+ * there is then a unit for every lane, in float16, and in a format with minimums another one for these. A step is a byte
+ * with a sign; a minimum is one too, and is subtracted. In GL_Q2, scale and minimum share a byte: its low and high half. */
+enum gl_scale { GL_SCALE_F16, GL_SCALE_BF16, GL_SCALE_STEPS };
+#define GL_UNIT_BLOCKS 8 /* blocks that share a unit */
 
 typedef struct {
     const uint8_t *data;
@@ -26,16 +33,19 @@ typedef struct {
     int64_t tile_bytes;  /* bytes of one tile */
     int32_t packing;
     int32_t has_minimum; /* value = scale * code + minimum */
-    int32_t wide_scale;  /* scales and minimums are float32, else float16 */
+    int32_t scale;       /* enum gl_scale */
     int32_t half_groups; /* a scale for every 16 inputs, else for every 32 */
+    float factor;        /* of GL_TABLE: what all scales are multiplied with, a power of two */
+    int8_t table[16];    /* of GL_TABLE: the value of each code */
 } gl_matrix;
 
-/* A matrix to pack. */
+/* Rows of a matrix to pack: all of them, or some whole tiles. */
 typedef struct {
-    const uint8_t *raw; /* its rows as stored, one after another */
-    uint8_t *data;      /* memory of gl_pack_size bytes for the packed matrix */
-    gl_matrix *matrix;
-    int32_t format;     /* GGUF's number */
+    const uint8_t *raw; /* the rows as stored, one after another */
+    uint8_t *data;      /* memory for the packed tiles */
+    const gl_matrix *matrix;
+    int64_t rows, row_bytes;
+    int32_t format;     /* GGUF's number; of GL_TABLE, rows are as packer.py arranges them, whatever the format */
     int32_t next;       /* the next tile to pack; 0 at first */
 } gl_pack_job;
 

@@ -18,15 +18,15 @@ import numpy as np
 
 from glassloop.ops.batch import Batch, Int32
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
-from glassloop.ops.memory import free_host_memory
+from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
 from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
-from glassloop.ops.native.packer import NativeMatrix, Packer
+from glassloop.ops.native.packer import NativeMatrix, Packer, packed_bytes
 from glassloop.ops.native.pages import NativePages, page_bytes
 from glassloop.ops.native.program import Chain, OpTime, Program
 from glassloop.ops.native.recorder import Recorder, Value
 from glassloop.ops.protocol import Activation, Forward, LowRank
-from glassloop.ops.quant import F32, Float32
+from glassloop.ops.quant import F32, Float32, Format
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -98,6 +98,12 @@ class NativeOps:
 
     def cache_memory(self) -> int:
         return free_host_memory() // 4
+
+    def free_memory(self) -> FreeMemory:
+        return host_memory()
+
+    def matrix_bytes(self, shape: tuple[int, ...], format: Format) -> int:
+        return packed_bytes(shape, format)
 
     def page_bytes(self, spec: CacheSpec) -> int:
         return page_bytes(spec)

@@ -1,4 +1,8 @@
-"""Packing weights: from the format of a file to the tiles that the kernels read (pack.c)."""
+"""Packing weights: from the format of a file to the tiles that the kernels read (pack.c).
+
+C takes the oldest formats apart itself. Blocks of all others are taken apart by their readers (`blocks.py`)
+and arranged in the order of the kernels, some rows at a time; C then moves them to their lanes.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,23 @@ from contextlib import suppress
 from ctypes import Structure
 from threading import Thread
 from time import sleep
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.errors import ModelError
+from glassloop.errors import ModelError, NoMemoryError
+from glassloop.ops.memory import format_bytes, host_memory
 from glassloop.ops.native import library as lib
+from glassloop.ops.native.library import BLOCK
+from glassloop.ops.quant import Bytes, Format
 from glassloop.ops.tensor import Tensor
 
 CACHE_LINE = 64
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
+_ARRANGED_AT_ONCE = 1 << 20  # values
 _PAGES_AFTER = 0.5  # seconds after loading: the first tokens come first
 _HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # Linux 6.1; the module mmap does not name it
@@ -29,9 +37,61 @@ _MADV_COLLAPSE = 25  # Linux 6.1; the module mmap does not name it
 class NativeMatrix:
     def __init__(self, tensor: Tensor, packer: Packer) -> None:
         self.out, self.into = tensor.shape
-        self.layout = lib.Matrix()
+        self.layout = layout_of(tensor.shape, tensor.format)
         self.is_quantized = tensor.format.take_apart is not None
         self.data = packer.pack(tensor, self.layout)
+
+
+def packed_bytes(shape: tuple[int, ...], format: Format) -> int:
+    """Returns the bytes that a matrix takes when it is packed."""
+    return int(lib.library().gl_pack_size(ctypes.byref(layout_of(shape, format))))
+
+
+def layout_of(shape: tuple[int, ...], format: Format) -> Any:
+    """Returns the `gl_matrix` of a tensor, but for its data and the size of a tile."""
+    out, into = shape
+    if format.take_apart is None:
+        packing = format.name.lower()
+    else:
+        packing = "table" if format.table and format.bits == 4 else f"q{format.bits}"
+    return lib.Matrix(
+        out=out,
+        packing=lib.PACKINGS.index(packing),
+        has_minimum=format.minimum,
+        scale=lib.SCALES.index(f"scale_{format.scale}"),
+        half_groups=format.group == 16,
+        factor=format.factor,
+        table=format.table,
+        **{"in": into},
+    )
+
+
+def arrange(format: Format, stored: Bytes) -> Bytes:
+    """Returns blocks of a format with a table in the order of the kernels: [blocks, bytes]. Each 32 values
+    have their scales, then the codes, of which byte i has that of value i and of value i + 16 (those of two
+    bits: i, i + 8, i + 16, i + 24); 256 values whose scales are steps begin with the units."""
+    assert format.take_apart is not None
+    codes, scale, minimum, unit, minimum_unit = format.take_apart(stored)
+    count, each, in_byte = len(stored), format.block_values // BLOCK, 8 // format.bits
+    apart = codes.view(np.uint8).reshape(count, each, in_byte, BLOCK // in_byte)
+    packed = apart[:, :, 0].copy()
+    for place in range(1, in_byte):
+        packed |= apart[:, :, place] << (place * format.bits)
+    units = [part.astype("<f2").view(np.uint8) for part in (unit, minimum_unit) if part is not None]
+    if format.scale == "steps":
+        steps = scale.view(np.uint8)
+        if minimum is not None:
+            steps = steps | minimum.view(np.uint8) << np.uint8(4)
+        elif format.bits == 2:
+            steps = steps[:, :0]  # all are 1
+    elif format.scale == "bf16":
+        steps = (scale.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    else:
+        steps = scale.astype("<f2").view(np.uint8)
+        if format.block_values > BLOCK and format.group == BLOCK:
+            steps = np.repeat(steps.reshape(count, 1, 2), each, axis=1)
+    blocks = np.concatenate([steps.reshape(count, each, -1 if steps.size else 0), packed], axis=2)
+    return np.concatenate([*units, blocks.reshape(count, -1)], axis=1)
 
 
 class Packer:
@@ -44,17 +104,18 @@ class Packer:
         self._waiting: list[tuple[Tensor, Structure]] = []
         self._bytes = 0
 
-    def pack(self, tensor: Tensor, layout: Structure) -> NDArray[np.uint8]:
+    def pack(self, tensor: Tensor, layout: Any) -> NDArray[np.uint8]:
         """Returns the memory that will hold the matrix once `finish` has been called."""
         tensor = tensor._replace(data=np.ascontiguousarray(tensor.data))
-        format = tensor.format.gguf_id
         _check_tensor(tensor)
-        size = lib.library().gl_pack_size(format, *tensor.shape, ctypes.byref(layout))
-        if not size:
-            raise ModelError(f"{tensor.name} is in {tensor.format.name}, which the native op set cannot pack")
-        data = self._arena.take(size)
-        job = lib.PackJob(tensor.data.ctypes.data, data.ctypes.data, ctypes.pointer(layout), format)
-        self._waiting.append((tensor, job))
+        data = self._arena.take(lib.library().gl_pack_size(ctypes.byref(layout)))
+        layout.data = data.ctypes.data
+        if tensor.format.table:
+            _pack_arranged(tensor, layout)
+            tensor.release()
+            return data
+        rows = tensor.data.reshape(tensor.shape[0], -1)
+        self._waiting.append((tensor, _job(layout, tensor.format, 0, rows)))
         self._bytes += len(tensor.data)
         if self._bytes >= _AT_ONCE:
             self._pack_waiting()
@@ -71,6 +132,35 @@ class Packer:
         for tensor, _ in self._waiting:
             tensor.release()
         self._waiting, self._bytes = [], 0
+
+
+def _job(layout: Any, format: Format, first_tile: int, rows: Bytes) -> Structure:
+    """Returns the job to pack rows as stored, or as `arrange` returns them, from a tile on."""
+    to = layout.data + first_tile * layout.tile_bytes
+    return lib.PackJob(
+        rows.ctypes.data, to, ctypes.pointer(layout), len(rows), rows.shape[1], format.gguf_id, 0
+    )
+
+
+def _pack_arranged(tensor: Tensor, layout: Any) -> None:
+    """Packs a matrix of a format with a table, some tiles at a time on each thread: NumPy releases Python's
+    lock in all that takes long."""
+    # Takes a while to import, and most models do not need it.
+    from concurrent.futures import ThreadPoolExecutor
+
+    out, into = tensor.shape
+    lanes = lib.library().gl_lanes()
+    tiles = max(_ARRANGED_AT_ONCE // into // lanes, 1)
+
+    def pack(first: int) -> None:
+        some = tensor.rows(slice(first * lanes, (first + tiles) * lanes))
+        arranged = arrange(tensor.format, some.data.reshape(-1, tensor.format.block_bytes))
+        job = _job(layout, tensor.format, first, arranged.reshape(some.shape[0], -1))
+        lib.library().gl_pack(ctypes.byref(job), 1)
+
+    with ThreadPoolExecutor(lib.wanted_threads()) as pool:
+        for _ in pool.map(pack, range(0, -(-out // lanes), tiles)):
+            pass
 
 
 def _check_tensor(tensor: Tensor) -> None:
@@ -109,7 +199,8 @@ class _Arena:
             try:
                 chunk = mmap.mmap(-1, size_mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except (OSError, OverflowError) as error:
-                raise ModelError(f"there is no memory for {size_mapped} bytes of weights: {error}") from None
+                what = f"{format_bytes(size_mapped)} of weights"
+                raise NoMemoryError(f"there is no memory for {what} ({error}); {host_memory()}") from None
             self._trim()
             self._chunk = np.frombuffer(chunk, np.uint8)
             self._chunks.append(_Chunk(ref(self._chunk), len(self._chunk)))

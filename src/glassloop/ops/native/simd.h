@@ -53,7 +53,10 @@ typedef int16_t code __attribute__((may_alias)); /* in 16 bits; two of them are 
 
 /* vf_times_if_any is a * b, and 0 where a is 0, whatever b is. store_codes of each instruction set stores 16 whole numbers from -127 to 127 as bytes, and returns their sum;
  * store_words stores LANES whole numbers from -32767 to 32767 in 16 bits each. dot_pairs_at adds, in each lane, the two
- * products of a pair of such numbers in `pairs`, which was loaded by load_pairs, with the pair at `x`. */
+ * products of a pair of such numbers in `pairs`, which was loaded by load_pairs, with the pair at `x`. look_up replaces
+ * each byte, a place from 0 to 15, by the byte there in the same 16 bytes of the table; table_of is a table of signed bytes in
+ * the form of signed_weights. lane_places are the places where each lane's own four bytes of such 16 begin. dot_medium is
+ * dot_small for codes up to 127, whose sum is complete. vi_load_bytes and vi_load_signed load LANES bytes as numbers. */
 #if defined(GL_AVX512) || defined(GL_AVX2) || defined(GL_AVXVNNI)
 #include <immintrin.h>
 static inline int32_t sum_of_codes(__m128i codes) { /* as numbers from 1 to 255, since only such are added at once */
@@ -116,6 +119,19 @@ static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return _mm512_xor_si512(raw, _mm512_set1_epi8((char)0x80)); }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return _mm512_sub_epi32(sum, _mm512_set1_epi32(x_sum)); }
+static inline vi table_of(const int8_t *values) {
+    return signed_weights(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values)));
+}
+static inline vi look_up(vi table, vi places) { return _mm512_shuffle_epi8(table, places); }
+static inline vi lane_places(void) { return _mm512_broadcast_i32x4(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0)); }
+static inline vi two_bits(vi packed, int shift) {
+    return _mm512_and_si512(_mm512_srli_epi16(packed, shift), _mm512_set1_epi8(3));
+}
+#define vi_or _mm512_or_si512
+static inline vi vi_times(vi a, int32_t b) { return _mm512_mullo_epi32(a, _mm512_set1_epi32(b)); }
+#define dot_medium dot_small
+static inline vi vi_load_bytes(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static inline vi vi_load_signed(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 static inline int vf_has_nan(vf x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 static inline int32_t store_codes(int8_t *p, const vf *whole) {
     __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(*whole));
@@ -201,6 +217,27 @@ static inline vi dot_pairs_at(vi sum, vi pairs, const int32_t *x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi32(*x)));
 }
 #endif
+static inline vi table_of(const int8_t *values) {
+    return signed_weights(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values)));
+}
+static inline vi look_up(vi table, vi places) { return _mm256_shuffle_epi8(table, places); }
+static inline vi lane_places(void) {
+    return _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+}
+static inline vi two_bits(vi packed, int shift) {
+    return _mm256_and_si256(_mm256_srli_epi16(packed, shift), _mm256_set1_epi8(3));
+}
+#define vi_or _mm256_or_si256
+static inline vi vi_times(vi a, int32_t b) { return _mm256_mullo_epi32(a, _mm256_set1_epi32(b)); }
+#if defined(GL_AVXVNNI)
+#define dot_medium dot_small
+#else
+static inline vi dot_medium(vi sum, vi codes, vi x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+}
+#endif
+static inline vi vi_load_bytes(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+static inline vi vi_load_signed(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 #define load_pairs vi_load
 static inline int vf_has_nan(vf x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 static inline __m128i eight_words(vf whole) {
@@ -313,6 +350,39 @@ static inline vi dot_signed(vi sum, vi weights, vi x) {
 static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return raw; }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
+static inline vi table_of(const int8_t *values) {
+    int32x4_t table = vreinterpretq_s32_s8(vld1q_s8(values));
+    return (vi){table, table};
+}
+static inline int32x4_t half_look_up(int32x4_t table, int32x4_t places) {
+    return vreinterpretq_s32_s8(vqtbl1q_s8(vreinterpretq_s8_s32(table), vreinterpretq_u8_s32(places)));
+}
+static inline vi look_up(vi table, vi places) {
+    return (vi){half_look_up(table.low, places.low), half_look_up(table.high, places.high)};
+}
+static inline vi lane_places(void) {
+    const int32_t places[4] = {0, 0x04040404, 0x08080808, 0x0c0c0c0c};
+    return (vi){vld1q_s32(places), vld1q_s32(places)};
+}
+static inline int32x4_t half_two_bits(int32x4_t packed, int shift) {
+    uint8x16_t shifted = vshlq_u8(vreinterpretq_u8_s32(packed), vdupq_n_s8((int8_t)-shift));
+    return vreinterpretq_s32_u8(vandq_u8(shifted, vdupq_n_u8(3)));
+}
+static inline vi two_bits(vi packed, int shift) {
+    return (vi){half_two_bits(packed.low, shift), half_two_bits(packed.high, shift)};
+}
+static inline vi vi_or(vi a, vi b) { return (vi){vorrq_s32(a.low, b.low), vorrq_s32(a.high, b.high)}; }
+static inline vi vi_times(vi a, int32_t b) { return (vi){vmulq_n_s32(a.low, b), vmulq_n_s32(a.high, b)}; }
+#define dot_medium dot_small
+static inline vi vi_load_signed(const uint8_t *p) {
+    int16x8_t words = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    return (vi){vmovl_s16(vget_low_s16(words)), vmovl_s16(vget_high_s16(words))};
+}
+static inline vi vi_load_bytes(const uint8_t *p) {
+    uint16x8_t words = vmovl_u8(vld1_u8(p));
+    return (vi){vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(words))),
+                vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(words)))};
+}
 static inline int vf_has_nan(vf x) {
     return vminvq_u32(vandq_u32(vceqq_f32(x.low, x.low), vceqq_f32(x.high, x.high))) == 0;
 }
@@ -414,6 +484,29 @@ static inline vi dot_small_sum(vi sum) { return sum; }
 static inline vi signed_weights(vi raw) { return raw; }
 static inline vi dot_signed(vi sum, vi weights, vi x) { return dot_bytes(sum, weights, x, 1); }
 static inline vi dot_signed_sum(vi sum, int32_t x_sum) { return (void)x_sum, sum; }
+static inline vi table_of(const int8_t *values) {
+    vi table;
+    memcpy(&table, values, 16);
+    memcpy((char *)&table + 16, values, 16);
+    return table;
+}
+static inline vi look_up(vi table, vi places) {
+    int8_t values[4 * LANES];
+    uint8_t bytes[4 * LANES];
+    memcpy(values, &table, sizeof values);
+    memcpy(bytes, &places, sizeof bytes);
+    for (int i = 0; i < 4 * LANES; i++) bytes[i] = (uint8_t)values[(i & 16) + bytes[i]];
+    return vi_load(bytes);
+}
+static inline vi lane_places(void) {
+    return (vi){0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c};
+}
+static inline vi two_bits(vi packed, int shift) { return (packed >> shift) & 0x03030303; }
+static inline vi vi_or(vi a, vi b) { return a | b; }
+static inline vi vi_times(vi a, int32_t b) { return a * b; }
+#define dot_medium dot_small
+static inline vi vi_load_bytes(const uint8_t *p) { vi x; EACH_LANE x[lane] = p[lane]; return x; }
+static inline vi vi_load_signed(const uint8_t *p) { vi x; EACH_LANE x[lane] = (int8_t)p[lane]; return x; }
 static inline int vf_has_nan(vf x) {
     int32_t count = 0;
     EACH_LANE count += x[lane] != x[lane];

@@ -3,6 +3,7 @@ batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
@@ -13,11 +14,12 @@ import torch
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
+from glassloop.ops.memory import FreeMemory
 from glassloop.ops.protocol import Activation, Forward, LowRank
-from glassloop.ops.quant import Float32
+from glassloop.ops.quant import Float32, Format
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.torch.device import DEVICE, describe, free_memory, memory_errors
+from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, free_memory, memory_errors
 from glassloop.ops.torch.kept import use_kept_table
 from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
 from glassloop.ops.torch.matrix import TorchMatrix
@@ -82,6 +84,14 @@ class TorchOps:
     def cache_memory(self) -> int:
         """Returns two thirds of the free memory; the rest is for buffers of programs and a draft model."""
         return free_memory() * 2 // 3
+
+    def free_memory(self) -> FreeMemory:
+        return FreeMemory(free_memory(), "" if INTERPRETED else "on the GPU")
+
+    def matrix_bytes(self, shape: tuple[int, ...], format: Format) -> int:
+        """Returns what a matrix takes in half precision, or packed, in which form it stays if need be."""
+        count = math.prod(shape)
+        return min(count * int(HALF.itemsize), format.size_of(count))
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
         with memory_errors("keys and values"):

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from glassloop.ops.quant import Bytes, Float32, Format
+from glassloop.ops.quant import Bytes, Float32, Format, factors
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import DEVICE, HALF
 
 CHUNK = 128  # columns that lie together; a matrix has a multiple of so many
 UNIT = 8  # rows that lie together
 _SLAB = 2048  # rows that are packed at a time
-_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-_WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 
 
 class Form(NamedTuple):
@@ -29,11 +27,12 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form | None:
-        """Returns the form that a tensor has if it is packed; None if it cannot be."""
-        name = tensor.format.name
-        if tensor.format.take_apart is None or tensor.shape[1] % CHUNK:
+        """Returns the form that a tensor has if it is packed; None if it cannot be: its format has a table of
+        values, which the kernels do not have, or its rows are no whole chunks."""
+        format = tensor.format
+        if format.take_apart is None or format.table or tensor.shape[1] % CHUNK:
             return None
-        return cls(4 if name in _FOUR_BITS else 8, 16 if name == "Q6_K" else 32, name in _WITH_MINIMUM)
+        return cls(format.bits, format.group, format.minimum)
 
     @classmethod
     def common(cls, forms: Sequence[Form]) -> Form:
@@ -173,8 +172,9 @@ def take_apart(
     codes from 0 on; the code in the middle becomes 0, and its value is small, so that its rounding costs
     little."""
     assert stored.take_apart is not None
-    codes, scale, minimum = stored.take_apart(blocks)
+    parts = stored.take_apart(blocks)
+    codes, (scale, minimum) = parts.codes, factors(stored, parts)
     if minimum is None:
         return codes.astype(np.int8), scale, None
-    half = 8 if stored.name in _FOUR_BITS else 16
+    half = 8 if stored.bits == 4 else 16
     return codes.astype(np.int8) - np.int8(half), scale, minimum + scale * np.float32(half)

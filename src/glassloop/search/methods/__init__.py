@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from glassloop.errors import GlassloopError
@@ -18,6 +19,7 @@ from glassloop.search.methods.power import Power
 from glassloop.search.methods.single import Greedy, Single
 from glassloop.search.methods.tree import Tree
 from glassloop.search.methods.vote import Vote
+from glassloop.search.own import OWN_METHODS
 from glassloop.search.search import Search
 from glassloop.shown import shown
 
@@ -49,8 +51,10 @@ def make_method(method: str | Search | None, options: Mapping[str, Any]) -> Sear
         problem = f"is {shown(method)}; a name or an object of a subclass of Search is expected"
         raise GlassloopError.about("method", problem)
     name = Single.name if method is None else _ALSO.get(method, method)
+    if name in OWN_METHODS:
+        return _make_own(name, options)
     if name not in METHODS:
-        known = ", ".join(sorted(set(METHODS) - {Single.name}))
+        known = ", ".join([*sorted(set(METHODS) - {Single.name}), *OWN_METHODS])
         raise GlassloopError.about("method", f"is {shown(method)}; one of {known} is expected")
     kind = METHODS[name]
     allowed = [field.name for field in fields(kind)]
@@ -59,4 +63,14 @@ def make_method(method: str | Search | None, options: Mapping[str, Any]) -> Sear
             near = get_close_matches(option, allowed, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(allowed) or 'none'}"
             raise GlassloopError.about(option, f"is not an option of the method {name}{hint}")
+    return kind(**options)
+
+
+def _make_own(name: str, options: Mapping[str, Any]) -> Search:
+    """Returns a method that a plugin has registered. The arguments of its class are its options."""
+    kind = OWN_METHODS[name]
+    try:
+        signature(kind).bind(**options)
+    except (TypeError, ValueError) as error:
+        raise GlassloopError.about("method", f"{name} does not take these options: {error}") from None
     return kind(**options)

@@ -9,6 +9,7 @@ from typing import Any
 from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.search import extract
+from glassloop.search.own import OWN_VERIFIERS
 from glassloop.search.verdict import TimedVerifier, Verdict, Verifier
 from glassloop.search.verify.json_schema import check_schema, mismatch
 from glassloop.search.verify.patterns import check_pattern, is_found
@@ -89,11 +90,14 @@ VERIFIERS = ("number:N", "choice:A", "contains:TEXT", "regex:PATTERN", "json", "
 
 
 def find_verifier(given: str | Verifier, field: str = "verify") -> Verifier:
-    """Returns a verifier for a name with its argument (`number:72`, `choice:B`, `contains:Paris`,
-    `regex:^yes`, `json`, `json:{"type": "object"}`) or a function. An error is about `field`."""
+    """Returns a verifier for a name: one of a plugin, or a built-in one with its argument (`number:72`,
+    `choice:B`, `contains:Paris`, `regex:^yes`, `json`, `json:{"type": "object"}`). A function is returned as
+    it is. An error is about `field`."""
     if callable(given):
         return given
     if isinstance(given, str):
+        if given in OWN_VERIFIERS:
+            return OWN_VERIFIERS[given]
         if given == "json":
             return json_matches()
         name, colon, argument = given.partition(":")
@@ -105,6 +109,6 @@ def find_verifier(given: str | Verifier, field: str = "verify") -> Verifier:
                 raise GlassloopError.about(field, problem) from None
         if colon and argument and name in _BY_NAME:
             return _BY_NAME[name](argument)
-    raise GlassloopError.about(
-        field, f"is {shown(given)}; a function or one of {', '.join(VERIFIERS)} is expected"
-    )
+    known = ", ".join((*VERIFIERS, *OWN_VERIFIERS))
+    own = "or one of your own: @verifier in a file of --plugin (in Python: a function)"
+    raise GlassloopError.about(field, f"is {shown(given)}; one of {known} is expected, {own}")

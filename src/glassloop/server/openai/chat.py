@@ -30,6 +30,7 @@ from glassloop.server.options import options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED
 from glassloop.trace.run import Run
+from glassloop.trace.run_name import CHAT
 from glassloop.trace.token import Token
 
 
@@ -125,7 +126,7 @@ def router(service: Service) -> APIRouter:
 class Chat(Choices):
     """The answer of the model, or `n` of them, to a conversation."""
 
-    id_prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    id_prefix, kind, chunk_kind = CHAT, "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0

@@ -31,6 +31,7 @@ from glassloop.server.options import make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED
 from glassloop.trace.run import Run
+from glassloop.trace.run_name import COMPLETION
 from glassloop.trace.token import Token
 
 _MOST_LOGPROBS = 20
@@ -87,10 +88,12 @@ def router(service: Service) -> APIRouter:
 class _Completion(Choices):
     """An engine request for each prompt, with `best_of` runs each, of which `n` are answered."""
 
-    id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+    id_prefix, kind, chunk_kind = COMPLETION, "text_completion", "text_completion"
 
     def __init__(self, service: Service, body: CompletionBody) -> None:
         self._n = body.given.get("n", 1)
+        if self._n < 1:
+            raise invalid("n", f"n is {self._n}; a whole number from 1 to 1024 is expected")
         best_of = body.best_of or self._n
         if best_of < self._n:
             raise invalid("best_of", f"best_of is {best_of}; at least n, {self._n}, is expected")

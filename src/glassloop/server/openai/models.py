@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the one model that is served, by itself and with each of its adapters."""
+"""`GET /v1/models`: the model that is served, under each of its names and with each of its adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from glassloop.server.errors import ERRORS
-from glassloop.server.service import Service
+from glassloop.server.service import LoadState, Service
 
 
 class ModelAnswer(BaseModel):
@@ -20,6 +20,7 @@ class ModelAnswer(BaseModel):
     root: str
     parent: str | None
     max_model_len: int
+    state: LoadState
 
 
 class ModelsAnswer(BaseModel):
@@ -31,23 +32,26 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["OpenAI"], responses=ERRORS)
     created = int(time.time())
 
-    def described(adapter: str | None = None) -> ModelAnswer:
+    def described(id: str, adapter: str | None = None) -> ModelAnswer:
         return ModelAnswer(
-            id=service.name if adapter is None else f"{service.name}:{adapter}",
+            id=id,
             object="model",
             created=created,
             owned_by="glassloop",
             root=service.name,
             parent=None if adapter is None else service.name,
             max_model_len=service.llm.config.context,
+            state=service.state,
         )
 
     @routes.get("/v1/models")
     async def models() -> ModelsAnswer:
-        return ModelsAnswer(object="list", data=[described(), *map(described, service.llm.adapters)])
+        listed = [described(name) for name in service.settings.names]
+        adapted = [described(f"{service.name}:{adapter}", adapter) for adapter in service.llm.adapters]
+        return ModelsAnswer(object="list", data=[*listed, *adapted])
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> ModelAnswer:
-        return described(service.adapter_of(model))
+        return described(model or service.name, service.adapter_of(model))
 
     return routes

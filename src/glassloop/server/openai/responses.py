@@ -1,4 +1,5 @@
-"""`POST /v1/responses`: OpenAI's newer endpoint, for text and function calls."""
+"""`POST /v1/responses`: OpenAI's newer endpoint, for text and function calls. `kept_responses` has those that
+were given before."""
 
 from __future__ import annotations
 
@@ -37,9 +38,10 @@ from glassloop.server.options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED, event
 from glassloop.trace.run import Run
+from glassloop.trace.run_name import MESSAGE, RESPONSE
 from glassloop.trace.token import Token
 
-_LOGPROBS = "message.output_text.logprobs"
+LOGPROBS = "message.output_text.logprobs"
 
 
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -186,7 +188,7 @@ class ResponseAnswer(BaseModel):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete", "in_progress", "failed"]
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
     instructions: str | None
@@ -224,7 +226,7 @@ class _Response(Generation):
         if body.truncation == "auto":
             raise unsupported("truncation", "the input is never cut; send as much as the context holds")
         self._body = body
-        self._wants_logprobs = _LOGPROBS in (body.include or ())
+        self._wants_logprobs = LOGPROBS in (body.include or ())
         self._format = body.text.format if body.text is not None else None
         tools = None if body.tool_choice == "none" else _tools(body)
         messages = _messages(service, body)
@@ -237,7 +239,7 @@ class _Response(Generation):
         )
         options = options_of(body)
         options["max_tokens"] = body.max_output_tokens or max(1, service.llm.config.context - len(ids))
-        add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{_LOGPROBS}]")
+        add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{LOGPROBS}]")
         if self._format is not None:
             add_format(options, self._format.type, self._format.schema_, "text.format.schema")
         self._tools = tools_in_use(service, tools, _choice(body), body.parallel_tool_calls)
@@ -248,7 +250,7 @@ class _Response(Generation):
         self._run_id = self.runs[0].id
         self._created = int(time.time())
         self._sequence_number = -1
-        self._place = {"item_id": f"msg_{self._run_id}", "output_index": 0, "content_index": 0}
+        self._place = {"item_id": f"{MESSAGE}{self._run_id}", "output_index": 0, "content_index": 0}
         self._stream = None if self._tools is None else self._tools.stream()
         self._has_begun = False  # the events of the message
 
@@ -331,12 +333,12 @@ class _Response(Generation):
         """Returns the response with a run that has ended, or with None as it is at the beginning."""
         form = self._format
         return {
-            "id": f"resp_{self._run_id}",
+            "id": f"{RESPONSE}{self._run_id}",
             "object": "response",
             "created_at": self._created,
-            "status": _status(run),
+            "status": response_status(run),
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if _status(run) == "incomplete" else None,
+            "incomplete_details": incomplete_details(run),
             "instructions": self._body.instructions,
             "max_output_tokens": self._body.max_output_tokens,
             "model": self.model,
@@ -356,7 +358,7 @@ class _Response(Generation):
             "tools": [tool.model_dump() for tool in self._body.tools or ()],
             "truncation": "disabled",
             "metadata": self._body.metadata or {},
-            "usage": None if run is None else _usage(run),
+            "usage": None if run is None else usage_shape(run),
         }
 
     def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
@@ -369,31 +371,11 @@ class _Response(Generation):
         """Returns the items of an answer: the message, unless there are only calls, and the calls."""
         text, calls = self._parts(run)
         made = [self._message(run)] if text.strip() or self._has_begun or not calls else []
-        for call in calls:
-            made.append(
-                {
-                    "id": f"fc_{call['id'].removeprefix('call_')}",
-                    "type": "function_call",
-                    "call_id": call["id"],
-                    "status": "completed",
-                    **call["function"],
-                }
-            )
-        return made
+        return made + list(map(call_item, calls))
 
     def _message(self, run: Run | None) -> dict[str, Any]:
-        return {
-            "id": f"msg_{self._run_id}",
-            "type": "message",
-            "role": "assistant",
-            "status": _status(run),
-            "content": [] if run is None else [self._part(run)],
-        }
-
-    def _part(self, run: Run) -> dict[str, Any]:
-        logprobs = self._logprobs(run.tokens)
-        text, _ = self._parts(run)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        content = [] if run is None else [text_part(self._parts(run)[0], self._logprobs(run.tokens))]
+        return message_item(self._run_id, response_status(run), content)
 
     def _logprobs(self, tokens: list[Token]) -> list[dict[str, Any]]:
         if not self._wants_logprobs:
@@ -457,13 +439,46 @@ def _choice(body: ResponsesBody) -> NamedTool | str | None:
     return NamedTool(type="function", function=FunctionName(name=choice.name))
 
 
-def _status(run: Run | None) -> str:
+# ── shapes of any response ─────────────────────────────────────────────────────────────────────────────────
+
+
+def response_status(run: Run | None) -> str:
+    """Returns the status of a run that has ended, or of one that has not, which is None."""
     if run is None:
         return "in_progress"
     return "incomplete" if finish_reason(run) == "length" else "completed"
 
 
-def _usage(run: Run) -> dict[str, Any]:
+def incomplete_details(run: Run | None) -> dict[str, str] | None:
+    return {"reason": "max_output_tokens"} if response_status(run) == "incomplete" else None
+
+
+def message_item(run_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"{MESSAGE}{run_id}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": content,
+    }
+
+
+def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def call_item(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns the item of a function call, which is given in the form of chat."""
+    return {
+        "id": f"fc_{call['id'].removeprefix('call_')}",
+        "type": "function_call",
+        "call_id": call["id"],
+        "status": "completed",
+        **call["function"],
+    }
+
+
+def usage_shape(run: Run) -> dict[str, Any]:
     used = run.usage
     # What another engine did not tell counts as none: clients expect numbers.
     prompt, cached, made = used.prompt_tokens or 0, used.cached_tokens or 0, used.completion_tokens or 0

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
+from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError, SamplingError
@@ -135,7 +136,8 @@ class SearchChat(Chat):
     def _won(self) -> Any:
         won = self._found().run
         if won is None:
-            raise APIError(500, "the search has no answer: no path could be started", code="no_answer")
+            # The time was over, or the search cancelled, before any path had a token.
+            raise Deadline(self._search.budget.seconds, "the search").error()
         return won
 
     # ── the search ─────────────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +193,7 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             compiled = replace(prepared.compiled, sampling=sampling)
             run = prepared.runs[0]
             request = service.llm.prepare(prepared.prompt_ids, sampling, compiled=compiled)
-            request.runs[0].messages = run.messages
+            request.runs[0].messages, request.runs[0].id = run.messages, run.id
         return Running(
             service.llm,
             request,

@@ -62,6 +62,9 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+_HAS_CALLS = re.compile(r"^args_0: %json ", re.M)  # in a grammar that `ToolUse` has made
+
+
 class ToolUse:
     """The tools of one request and what is done with them. `choice` is `auto`, `required` or the name of a
     function."""
@@ -151,13 +154,7 @@ class ToolUse:
     def split(self, run: Run, whole: bool) -> tuple[str, list[dict[str, Any]]]:
         """Returns the text and the tool calls of an answer. One that is not whole, since it was cut off, is
         all text."""
-        if not whole:
-            return run.text, []
-        content, found = find_calls(run.text, self._form)
-        return content, [
-            {"id": f"call_{run.id}_{place}", "type": "function", "function": call.model_dump()}
-            for place, call in enumerate(found[: self._most])
-        ]
+        return _split(run, self._form, self._most) if whole else (run.text, [])
 
     def stream(self) -> CallStream:
         return CallStream(self._form, self.demanded)
@@ -175,6 +172,25 @@ def tools_in_use(
         return None
     asked = choice.function if isinstance(choice, NamedTool) else choice or "auto"
     return ToolUse(service.llm.tokenizer, tools or (), asked, parallel=parallel is not False)
+
+
+def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the text and the tool calls of a recorded answer. The record has no tools; that it had some is
+    known by the grammar of their calls."""
+    if not _HAS_CALLS.search(run.sampling.grammar or "") or tokenizer.chat_template is None:
+        return run.text, []
+    if run.finish_reason not in ("stop", "repetition"):  # it was cut off
+        return run.text, []
+    return _split(run, form_of(tokenizer.chat_template) or PLAIN)
+
+
+def _split(run: Run, form: CallForm, most: int | None = None) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the text and the tool calls of an answer that is whole."""
+    content, found = find_calls(run.text, form)
+    return content, [
+        {"id": f"call_{run.id}_{place}", "type": "function", "function": call.model_dump()}
+        for place, call in enumerate(found[:most])
+    ]
 
 
 def build(service: Service, options: dict[str, Any], tools: ToolUse | None) -> tuple[Sampling, Compiled]:

@@ -26,6 +26,7 @@ from glassloop.server.streaming import ClientGone
 from glassloop.shown import printable
 
 _OPEN = ("/health", "/ready")  # needs no key
+PROBES = (*_OPEN, "/metrics")  # what machines ask for every few seconds
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?")  # [IPv6] or a name, and a port
@@ -142,7 +143,7 @@ class AccessControl:
             raise shutting_down()
         if self._settings.api_keys:
             offers = path == "/" and b"key=" in scope["query_string"]
-            if needs_key and (offers or _needs_key(path)) and not self._has_key(scope):
+            if needs_key and (offers or path_needs_key(path)) and not self._has_key(scope):
                 raise APIError(
                     401,
                     "an API key is expected: Authorization: Bearer …",
@@ -175,17 +176,18 @@ class AccessControl:
         path = getattr(scope.get("route"), "path", "other")  # the pattern, as clients must not make up labels
         self._service.metrics.requests.labels(path, str(status or 499)).inc()
         details: dict[str, Any] = {"run": run} if run else {}
-        self._service.log(
-            "request",
+        self._service.log.request(
+            status or 499,
+            scope["path"] in PROBES,
             method=method,
             path=scope["path"][:200],
-            status=status or 499,
             seconds=round(seconds, 4),
             **details,
         )
 
 
-def _needs_key(path: str) -> bool:
+def path_needs_key(path: str) -> bool:
+    """Returns whether a path is one that only clients with a key may use, where there are keys."""
     return path not in _OPEN and _is_under(path, _CLOSED)
 
 

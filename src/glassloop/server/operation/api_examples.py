@@ -85,6 +85,10 @@ EXAMPLES = {
         {"input": "Say hi.", "max_output_tokens": 40, "seed": 7},
         more=(("streamed", {"input": "Say hi.", "max_output_tokens": 40, "seed": 7, "stream": True}),),
     ),
+    "GET /v1/responses/{id}": Example(
+        "Returns a response that was given before, by its id or that of its run."
+    ),
+    "DELETE /v1/responses/{id}": Example("Removes the run of a response."),
     "POST /v1/embeddings": Example(
         "Returns a vector of length one for each text: the mean of the last hidden states of its tokens.",
         {"input": ["The cat sat on the mat.", "A kitten was on a rug."]},
@@ -152,7 +156,14 @@ EXAMPLES = {
         path={"name": "layers"},
         query="count=3",
     ),
+    "GET /api/lens/neighbours": Example(
+        "Returns the tokens whose embeddings are nearest to that of a word or text.",
+        query="of=%20king&count=5",
+    ),
     "GET /api/runs/{id}/export": Example("Returns a run as a .glass file."),
+    "GET /api/runs/{id}/page.html": Example(
+        "Returns a run as one HTML page that opens anywhere.", query="explain=all"
+    ),
     "POST /api/runs/import": Example("Takes in the first run of a .glass file.", is_file=True),
     "DELETE /api/runs/{id}": Example("Deletes a run, from the store too."),
     "POST /api/edits/infill": Example(

@@ -31,6 +31,7 @@ from glassloop.server.errors import (
     unsupported,
 )
 from glassloop.server.fields import texts_in
+from glassloop.server.operation.clients import client_of
 from glassloop.server.operation.workers import Pools
 from glassloop.server.streaming import ClientGone
 from glassloop.shown import printable
@@ -84,7 +85,7 @@ class Bodies:
         async def use(data: bytes) -> M:
             request.state.long = len(data) > LONG_BODY
             if request.state.long:
-                return await self._pools.long.run(parse, data, model)
+                return await self._pools.long.run_for(client_of(request), parse, data, model)
             return parse(data, model)
 
         return await self.receive(request, use)

@@ -8,17 +8,22 @@ over them.
 from __future__ import annotations
 
 from collections import Counter
-from hashlib import sha256
+from functools import lru_cache
+from hashlib import pbkdf2_hmac
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from glassloop.engine.owner import current_owner
+
 COOKIE = "glassloop-key"
 _LONGEST = 1024  # bytes of a key in a cookie
 _MOST_FIELDS = 100  # of the query of a page
 _NAMED = "glassloop.client"  # in the scope of a request that has shown a key
+_KEY = "key "  # before the digest of one
+_ROUNDS = 20_000  # of the digest: about 10 ms, once for each key of a server
 
 
 def offered_keys(scope: Scope) -> list[bytes]:
@@ -57,7 +62,21 @@ def _queried(query: str) -> list[bytes]:
 
 def remember_key(scope: Scope, key: bytes) -> None:
     """Notes the key that a request has shown, as a digest: it never leaves the headers as it is."""
-    scope[_NAMED] = "key " + sha256(key).hexdigest()[:16]
+    scope[_NAMED] = _KEY + _digest(key)
+
+
+@lru_cache(maxsize=1024)
+def _digest(key: bytes) -> str:
+    """Returns the digest of a key. It is stored with runs, so it is the same in all servers, and slow enough
+    that a key is not found out from it by trying words."""
+    return pbkdf2_hmac("sha256", key, b"glassloop owner", _ROUNDS, 16).hex()
+
+
+def owner_of_runs() -> str:
+    """Returns whose the runs are that are made in this context: the digest of the key, or nothing for a
+    client without one, whose address is neither stored nor proof of who it is."""
+    owner = current_owner()
+    return owner if owner.startswith(_KEY) else ""
 
 
 class Places:

@@ -155,13 +155,14 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/api/cluster", response_model=ClusterShape)
     async def cluster() -> dict[str, Any]:
-        """The replicas with their load and share of cached prompt tokens, and the latest hand-overs."""
-        llm = service.llm
+        """The replicas with their load and share of cached prompt tokens, and the latest hand-overs: where
+        keys are kept apart, those of the client's own runs."""
+        llm, viewer = service.llm, service.runs.viewer
         return {
             "ready": llm.ready,
             "problem": llm.problem,
             "replicas": [_replica(each) for each in llm.statistics()],
-            "handovers": [each.to_dict() for each in llm.handovers()],
+            "handovers": [each.to_dict() for each in llm.handovers() if viewer in (None, each.owner)],
         }
 
     @routes.get(
@@ -170,7 +171,8 @@ def router(service: Service) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await service.pools.short.run(service.metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.get("/api/info", response_model=Info)
     async def info() -> Response:

@@ -14,14 +14,29 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
+from glassloop.server.operation.settings import LEVELS
 from glassloop.trace.run import Run
 
 _MOST_WAITING = 10_000  # lines
 
 
+# How important events are; those that are not here are "info", or a library's own level.
+_IMPORTANCE = {"store": "warning", "held_up": "warning", "critical": "error"}
+
+
 class Log:
-    def __init__(self, prompts: bool = False, stream: TextIO | None = None) -> None:
+    """A log of events. Those below `level` are left out, and without `access` all lines of requests."""
+
+    def __init__(
+        self,
+        prompts: bool = False,
+        stream: TextIO | None = None,
+        level: str = "info",
+        access: bool = True,
+    ) -> None:
         self._prompts = prompts
+        self._least = LEVELS.index(level)
+        self._access = access
         self._stream = stream or sys.stderr
         self._lines: deque[str] = deque()
         self._dropped = 0
@@ -30,7 +45,10 @@ class Log:
         self._thread = threading.Thread(target=self._write, name="glassloop log", daemon=True)
         self._thread.start()
 
-    def __call__(self, event: str, **details: Any) -> None:
+    def __call__(self, event: str, *, level: str | None = None, **details: Any) -> None:
+        level = level or _IMPORTANCE.get(event, event if event in LEVELS else "info")
+        if LEVELS.index(level) < self._least:
+            return
         line = _line(event, details)
         with self._changed:
             if len(self._lines) >= _MOST_WAITING:
@@ -38,6 +56,11 @@ class Log:
                 return
             self._lines.append(line)
             self._changed.notify()
+
+    def request(self, status: int, is_probe: bool, **details: Any) -> None:
+        """Logs a request that was answered. Probes that found all well are many, and only for "debug"."""
+        if self._access:
+            self("request", level="debug" if is_probe and status < 400 else "info", status=status, **details)
 
     def run(self, run: Run) -> None:
         """Logs that a run has ended."""

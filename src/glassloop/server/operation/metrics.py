@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from glassloop.engine.protocol import Engine, Statistics
@@ -36,7 +43,8 @@ _EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
-    def __init__(self, llm: Engine, storage: RunStorage | None = None) -> None:
+    def __init__(self, llm: Callable[[], Engine], storage: RunStorage | None = None) -> None:
+        """`llm` returns the engine, which may be another one after a while."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
 
@@ -57,6 +65,7 @@ class Metrics:
         self._queue = histogram("queue_seconds", "Until a request's first token was computed", _FIRST)
         self._first = histogram("time_to_first_token_seconds", "Until a run's first token was there", _FIRST)
         self._each = histogram("time_per_token_seconds", "Between two tokens of a run", _EACH)
+        ProcessCollector(registry=registry)  # memory, processor time, open files
         registry.register(_Engine(llm))
         if storage is not None:
             registry.register(_Storage(storage))
@@ -85,11 +94,11 @@ class Metrics:
 class _Engine:
     """The engine's counters, read for each answer."""
 
-    def __init__(self, llm: Engine) -> None:
+    def __init__(self, llm: Callable[[], Engine]) -> None:
         self._llm = llm
 
     def collect(self) -> Iterable[Any]:
-        replicas = self._llm.statistics()
+        replicas = self._llm().statistics()
         for kind, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, help, read in rows:
                 yield _of_replicas(kind, f"glassloop_{name}", help, read, replicas)

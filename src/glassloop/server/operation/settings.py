@@ -12,8 +12,10 @@ from typing import Any
 from glassloop.errors import GlassloopError
 from glassloop.shown import shown
 
+LEVELS = ("debug", "info", "warning", "error")  # of lines of the log
 _ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::\d{1,5})?")
 
+_ALIAS = re.compile(r"[A-Za-z0-9._/@-]{1,128}")
 _IN_MEMORY = 1000  # runs
 _SHORT_KEY = 8  # characters; a shorter one can be guessed
 _TEXT, _FLAG, _TEXTS = "a text", "true or false", "a list of texts"
@@ -26,7 +28,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    separate_keys: bool | None = None  # whether keys share no cache; by default if there are several
+    separate_keys: bool | None = None  # whether keys share no cache and no runs; if there are several
     open_to_all: bool = False  # bind wider than this machine without a key
     keep: int | None = None  # runs that are kept once they have ended; the store keeps all if not given
     # A file, or a PostgreSQL URL, in which they outlive the process; in memory if there is none.
@@ -37,18 +39,25 @@ class Settings:
     timeout: float = 600.0  # seconds for one request, its time in the queue included
     grace: float = 30.0  # seconds that running requests have to finish when the server shuts down
     log_prompts: bool = False
+    log_level: str = "info"  # the least important lines that are logged: debug, info, warning or error
+    access_log: bool = True  # whether each request is logged
     allow_origins: tuple[str, ...] = ()  # sites whose pages may use the API from a browser
     training: Path | None = None  # a folder of training runs whose curves are shown, or one of them
+    aliases: tuple[str, ...] = ()  # other names by which clients may ask for the model
     static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
         check_fields(self, _TEXT, "model", "host")
-        check_fields(self, _FLAG, "open_to_all", "log_prompts")
+        check_fields(self, _FLAG, "open_to_all", "log_prompts", "access_log")
         check_fields(self, _FLAG, "separate_keys", optional=True)
         check_fields(self, _WHOLE, "port", "most_body", "most_choices")
         check_fields(self, _WHOLE, "keep", "most_prompt", optional=True)
         check_fields(self, _SECONDS, "timeout", "grace")
-        check_fields(self, _TEXTS, "allow_origins")
+        check_fields(self, _TEXTS, "allow_origins", "aliases")
+        for alias in self.aliases:
+            if not _ALIAS.fullmatch(alias):
+                expected = "letters, digits, '.', '_', '-', '/' and '@', at most 128, are expected"
+                raise GlassloopError(f"--served-model-name is {shown(alias)}; {expected}")
         if not isinstance(self.store, str | Path | None):
             raise GlassloopError.about("store", f"is {shown(self.store)}; a file or a URL is expected")
         if not isinstance(self.api_keys, tuple) or not all(isinstance(key, str) for key in self.api_keys):
@@ -62,6 +71,9 @@ class Settings:
                 f"host is {self.host}, which other machines can reach; --api-key KEY is expected, or --open"
                 " to let them in without a key"
             )
+        if self.log_level not in LEVELS:
+            expected = f"one of {', '.join(LEVELS)} is expected"
+            raise GlassloopError.about("log_level", f"is {shown(self.log_level)}; {expected}")
         if self.training is not None and not self.training.is_dir():
             raise GlassloopError(
                 f"--training is {shown(str(self.training))}; a folder of training runs is expected"
@@ -77,6 +89,12 @@ class Settings:
     def keeps_apart(self) -> bool:
         """Whether clients with different keys share nothing that the engine has computed."""
         return len(self.api_keys) > 1 if self.separate_keys is None else self.separate_keys
+
+    @property
+    def separates_runs(self) -> bool:
+        """Whether each key has runs of its own. An address is no proof of who a client is, so clients without
+        a key share all runs."""
+        return self.keeps_apart and bool(self.api_keys)
 
     @property
     def warnings(self) -> list[str]:
@@ -109,6 +127,11 @@ class Settings:
     def served_name(self) -> str:
         """The model's name for clients: of a path only the last part."""
         return public_name(self.model, is_path=Path(self.model).exists())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model for clients."""
+        return (self.served_name, *(alias for alias in self.aliases if alias != self.served_name))
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {

@@ -107,11 +107,12 @@ class Pools:
     def __init__(self) -> None:
         self.short = Workers("preparation", threads=4, waiting=1024)  # a few milliseconds each
         self.chat = Workers("chat templates", threads=4, waiting=1024)  # as short, unless a template is slow
-        self.long = Workers("long preparation", threads=2, waiting=32)  # large bodies, grammars
+        # One client has half of these, and of those below that take long (`run_for`).
+        self.long = Workers("long preparation", threads=4, waiting=64)  # large bodies, grammars
         self.rendering = Workers("large answers", threads=2, waiting=256)
         self.searching = Workers("searches", threads=8, waiting=256)  # extractors, verifiers, decisions
         self.finding = Workers("searches of the list of runs", threads=2, waiting=8)  # seconds each
-        self.reading = Workers("explanations, lenses and embeddings", threads=8, waiting=64)
+        self.reading = Workers("explanations, lenses and embeddings", threads=16, waiting=128)
         # These take seconds to minutes, in which their threads wait for the engine.
         self.editing = Workers("edits", threads=16, waiting=64)
         self.removing = Workers("removals", threads=1, waiting=1024)  # of runs, from the engine

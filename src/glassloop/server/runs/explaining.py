@@ -74,11 +74,12 @@ class Explainer:
         of: Part,
         luck: Luck,
         number: int | None,
+        shown: int,
         overrides: dict[str, Any],
         deadline: Deadline,
     ) -> dict[str, Any]:
         """Returns the explanation of a token. `number` is that of a pass, in a text that was written by
-        diffusion."""
+        diffusion, `shown` how many candidates are listed."""
         if number is not None and (run.diffusion is None or of == "prompt"):
             raise APIError(400, "pass is given; a place that was filled by passes is expected", param="pass")
         if overrides and run.upstream is None:  # held to the server's limits
@@ -88,7 +89,7 @@ class Explainer:
         llm = self._service.llm
         asked = overrides if number is None else {"number": number, **overrides}
         try:
-            told = llm.explain(run, index, of=of, luck=luck, deadline=deadline, **asked)
+            told = llm.explain(run, index, of=of, luck=luck, shown=shown, deadline=deadline, **asked)
         except NoSuchToken as error:
             raise APIError(400, str(error), param="index") from None
         actual = self._actual(run, index, of)

@@ -1,31 +1,42 @@
-"""`/api/runs/{id}/export` and `/api/runs/import`: runs as `.glass` files over HTTP."""
+"""`/api/runs/{id}/export`, `/api/runs/{id}/page.html` and `/api/runs/import`: runs as `.glass` files and as
+pages over HTTP."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from copy import copy
+from functools import partial
 from hashlib import blake2b
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from glassloop.engine.replay import check_run
+from glassloop.decode.explain import Explanation
+from glassloop.engine.deadline import Deadline
+from glassloop.engine.replay import NoSuchToken, check_run
 from glassloop.errors import GlassloopError
 from glassloop.server.errors import ERRORS, APIError
+from glassloop.server.operation.clients import client_of, owner_of_runs
 from glassloop.server.runs import shapes
 from glassloop.server.runs.routes import Id
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.trace.html.page import MOST_RUNS, page
 from glassloop.trace.limits import Limits
+from glassloop.trace.listing import Listing
 from glassloop.trace.run import Run
 
 _MEDIA_TYPE = "application/vnd.glassloop.run"
+_HTML = "text/html"
 _TYPES = ("application/octet-stream", _MEDIA_TYPE)
 _BINARY = {"type": "string", "format": "binary"}
 _TOKENS = 1 << 15  # of the longest run that is taken, where the model's own context is shorter
 _TOKEN_BYTES = 1 << 10  # of a token's record with the most alternatives
+_MOST_EXPLAINED = 256  # tokens in one page
 _MOST_MEMORY = 256 << 20  # bytes that imported runs may take in memory; a small file can be a large run
 
 
@@ -39,15 +50,40 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/runs/{id}/export", response_class=Response, responses={200: {"content": {_MEDIA_TYPE: {}}}})
     async def export(id: Id) -> Response:
+        run = _sent(service, await service.runs.get(id))
+        body = await service.pools.rendering.run(to_bytes, [run])
+        return _file(body, _MEDIA_TYPE, f"{run.id}.glass")
+
+    @routes.get("/runs/{id}/page.html", response_class=Response, responses={200: {"content": {_HTML: {}}}})
+    async def page_html(
+        request: Request,
+        id: Id,
+        explain: Annotated[str | None, Query(pattern=r"^(all|\d{1,7}(,\d{1,7})*)$", max_length=4096)] = None,
+        tree: bool = True,
+    ) -> Response:
+        """A run as one HTML page that opens anywhere, without a network. `explain` adds the explanations of
+        these tokens, counted from 0, or of `all`; without `tree` its forks and samples are left out."""
         state = await service.runs.get(id)
-        if state.request is not None or state.is_elsewhere:
-            message = f"run {id} is {state.status}; wait for its end or stop it"
-            raise APIError(409, message, code="still_running")
-        sent = copy(state.run)
-        sent.model = service.public_name(sent.model)  # the terminal records the path of a model
-        body = await service.pools.rendering.run(to_bytes, [sent])
-        name = f'attachment; filename="{state.run.id}.glass"'
-        return Response(body, media_type=_MEDIA_TYPE, headers={"content-disposition": name})
+        run, others = _sent(service, state), []
+        if tree:
+            listing = Listing(MOST_RUNS, state.tree.id, "", None)
+            for each in (await service.runs.newest(listing, client_of(request), brief=True))[0]:
+                other = each if isinstance(each, RunState) else await service.runs.find(each.entry.id)
+                if other is not None and other.run.id != run.id and _has_ended(other):
+                    others.append(_sent(service, other))
+        places = _explained(explain, run)
+
+        def build(deadline: Deadline) -> bytes:
+            told: dict[int, Explanation] = {}
+            for at in places:
+                try:
+                    told[at] = service.llm.explain(state.run, at, deadline=deadline)
+                except NoSuchToken as error:
+                    raise APIError(400, str(error), param="explain") from None
+            return page(run, told, others=others[::-1]).encode()
+
+        body = await service.read_model(request, build, service.pools.reading)
+        return _file(body, _HTML, f"{run.id}.html")
 
     @routes.post(
         "/runs/import",
@@ -59,9 +95,39 @@ def router(service: Service) -> APIRouter:
     async def import_(request: Request) -> Response:
         """Take in the first run of a `.glass` file, under an id of the server's choice."""
         _check_type(request.headers.get("content-type", ""))
-        return await service.bodies.receive(request, importer.take)
+        return await service.bodies.receive(request, partial(importer.take, client_of(request)))
 
     return routes
+
+
+def _has_ended(state: RunState) -> bool:
+    return state.request is None and not state.is_elsewhere
+
+
+def _sent(service: Service, state: RunState) -> Run:
+    """Returns a run as it is sent in a file. Raises while it is computed."""
+    if not _has_ended(state):
+        message = f"run {state.run.id} is {state.status}; wait for its end or stop it"
+        raise APIError(409, message, code="still_running")
+    run = copy(state.run)
+    run.model = service.public_name(run.model)  # the terminal records the path of a model
+    return run
+
+
+def _explained(asked: str | None, run: Run) -> list[int]:
+    """Returns the places of the tokens whose explanations a page is to have."""
+    if asked is None:
+        return []
+    places = list(range(len(run.tokens))) if asked == "all" else sorted(set(map(int, asked.split(","))))
+    if len(places) > _MOST_EXPLAINED:
+        message = f"explain names {len(places)} tokens; at most {_MOST_EXPLAINED} are expected"
+        raise APIError(400, message, param="explain")
+    return places
+
+
+def _file(body: bytes, kind: str, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(body, media_type=kind, headers=headers)
 
 
 def _check_type(content_type: str) -> None:
@@ -84,14 +150,17 @@ class _Importer:
         most = 2 * max(context, _TOKENS)  # a token of the prompt may have a record too
         self._limits = Limits(header=4 << 20, columns=columns, total=columns + (4 << 20), tokens=most)
 
-    async def take(self, data: bytes) -> Response:
+    async def take(self, client: str, data: bytes) -> Response:
         """Adds the run of a file to the index. The same file again, or one of a run that is here, is answered
         with that run."""
         service = self._service
-        run = await service.pools.long.run(self._load, data)
+        run = await service.pools.long.run_for(client, self._load, data)
         original = run.id
-        # A client cannot know the new id before it is told, and the same file has the same one.
-        run.id = blake2b(data, digest_size=8, key=self._key).hexdigest()
+        # A client cannot know the new id before it is told, and the same file has the same one: for each
+        # owner, where they are kept apart.
+        digest = blake2b((service.runs.viewer or "").encode(), digest_size=8, key=self._key)
+        digest.update(data)
+        run.id = digest.hexdigest()
         for id in (original, run.id):
             here = await service.runs.find(id)
             if here is not None and here.run.same_record(run):
@@ -106,17 +175,24 @@ class _Importer:
         return answer
 
     def _make_room(self, run: Run) -> None:
-        """Forgets the imported runs that have been here longest, if there are too many for another one."""
+        """Forgets imported runs, if there are too many for another one: those that have been here longest of
+        the owner that has the most."""
         index = self._service.runs
         here = {state.run.id: state for state in index.states}
         self._sizes = {id: size for id, size in self._sizes.items() if id in here}
+        held = Counter({owner_of_runs(): _size(run)})  # bytes of each owner
+        for id, size in self._sizes.items():
+            held[here[id].owner] += size
+        over = held.total() - _MOST_MEMORY
+        idle = [here[id] for id in self._sizes if here[id].request is None and not here[id].users]
+        while over > 0 and idle:
+            oldest = max(idle, key=lambda state: held[state.owner])  # the first of those with the most
+            idle.remove(oldest)
+            index.forget(oldest)
+            size = self._sizes.pop(oldest.run.id)
+            held[oldest.owner] -= size
+            over -= size
         self._sizes[run.id] = _size(run)
-        over = sum(self._sizes.values()) - _MOST_MEMORY
-        for id, size in list(self._sizes.items()):
-            if over > 0 and id in here and here[id].request is None and not here[id].users:
-                index.forget(here[id])
-                del self._sizes[id]
-                over -= size
 
     def _load(self, data: bytes) -> Run:
         llm = self._service.llm

@@ -2,6 +2,9 @@
 
 It is in memory. With a `RunStorage` runs outlive the process: it is given every run that begins or ends, and
 asked for those that are not in memory. All methods are for the event loop's thread.
+
+Every route finds runs here. Where keys are kept apart, the methods that find, list and remove know only the
+runs of the key whose request is in hand: for any other, they do not exist.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from glassloop.server.errors import APIError
+from glassloop.server.operation.clients import owner_of_runs
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs.state import ELSEWHERE, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage, answered
@@ -24,23 +28,42 @@ _MOST_REMOVED = 10_000  # ids of removed runs that are remembered
 
 
 class RunIndex:
-    def __init__(self, keep: int, storage: RunStorage | None, searches: Workers) -> None:
+    def __init__(
+        self, keep: int, storage: RunStorage | None, searches: Workers, *, apart: bool = False
+    ) -> None:
         self.keep = keep
         self.storage = storage
         self._searches = searches
+        self._apart = apart
         self._states: dict[str, RunState] = {}  # oldest first
-        self._trees: dict[str, TreeState] = {}
+        self._of_owner: dict[str, dict[str, RunState]] = {}  # the same of each owner
+        # By owner and id: of a tree that several have made while they shared all runs, each has a part.
+        self._trees: dict[tuple[str | None, str], TreeState] = {}
         # A read of the storage that began before a removal must not bring the run back.
         self._removed: dict[str, None] = {}
 
     @property
     def states(self) -> Sequence[RunState]:
-        """The runs in memory, oldest first."""
+        """The runs in memory, of all owners, oldest first."""
         return list(self._states.values())
+
+    @property
+    def viewer(self) -> str | None:
+        """The owner whose runs the request in hand may see; None if it may see all."""
+        return owner_of_runs() if self._apart else None
+
+    def _known(self, id: str) -> RunState | None:
+        """Returns a run in memory that the request in hand may see."""
+        state = self._states.get(id)
+        return state if state is not None and self.viewer in (None, state.owner) else None
+
+    def _place_of(self, state: RunState) -> tuple[str | None, str]:
+        """Returns the place of a run's tree in `_trees`."""
+        return (state.owner if self._apart else None), state.tree.id
 
     def holds(self, *, run: str | None = None, tree: str | None = None) -> bool:
         """Returns whether a run or a tree is in memory."""
-        return run in self._states or tree in self._trees
+        return self._known(run or "") is not None or (self.viewer, tree) in self._trees
 
     def running(self) -> list[RunState]:
         return [state for state in self._states.values() if state.request is not None]
@@ -50,9 +73,15 @@ class RunIndex:
         if self.storage is not None:
             self.storage.begin(state)  # again where it goes on after a pause
 
+    def note_progress(self) -> None:
+        """Lets the storage write, now and then, what the runs that are being computed have by now."""
+        if self.storage is not None and self.storage.wants_progress:
+            self.storage.progress(self.running())
+
     def _insert(self, state: RunState) -> None:
         self._states[state.run.id] = state
-        self._trees[state.tree.id] = state.tree
+        self._of_owner.setdefault(state.owner, {})[state.run.id] = state
+        self._trees[self._place_of(state)] = state.tree
         state.tree.states[state.run.id] = state
 
     # ── finding ────────────────────────────────────────────────────────────────────────────────────────────
@@ -65,16 +94,16 @@ class RunIndex:
 
     async def find(self, id: str) -> RunState | None:
         """Returns a run from memory or from the storage."""
-        state = self._states.get(id)
+        state = self._known(id)
         if state is not None or self.storage is None:
             return state
-        stored = await self.storage.get(id)
+        stored = await self.storage.get(id, self.viewer)
         if stored is None or id in self._removed:
             return None
         if id in self._states:  # another request may have brought it meanwhile
-            return self._states[id]
-        tree = self._trees.get(stored.tree) or TreeState(stored.tree)
-        state = RunState(stored.run, tree, stored.name)
+            return self._known(id)
+        tree = self._trees.get((self.viewer, stored.tree)) or TreeState(stored.tree)
+        state = RunState(stored.run, tree, stored.name, stored.owner or "")
         state.added, state.model, state.is_elsewhere = stored.added, stored.model, stored.is_elsewhere
         state.counts_forks = False
         if not state.is_elsewhere:  # what is in memory does not change with the store
@@ -85,13 +114,13 @@ class RunIndex:
     async def count_forks(self, state: RunState) -> None:
         """Makes a run that came from the storage know of its forks there, before it is forked once more."""
         if not state.counts_forks and self.storage is not None:
-            await self.storage.count_forks(state.run)
+            await self.storage.count_forks(state.run, self.viewer)
             state.counts_forks = True
 
     async def tree(self, id: str) -> TreeState:
-        tree = self._trees.get(id)
+        tree = self._trees.get((self.viewer, id))
         if tree is None and self.storage is not None:
-            for kept in await self.storage.list(Listing(1, id), brief=True):
+            for kept in await self.storage.list(Listing(1, id, owner=self.viewer), brief=True):
                 state = await self.find(kept.entry.id)
                 tree = None if state is None else state.tree
         if tree is None:
@@ -104,6 +133,7 @@ class RunIndex:
         """Returns a part of the list of runs, those in the storage by their columns alone, and whether there
         are more. If `brief`, texts may be cut."""
         limit = listing.limit or 0
+        listing = replace(listing, owner=self.viewer)
         asked = replace(listing, limit=limit + 1)
         if listing.search:
             kept, found = await self._search(asked, client, brief)
@@ -137,10 +167,10 @@ class RunIndex:
 
     async def place(self, id: str) -> tuple[float, str]:
         """Returns the place of a run in the list, as `Listing.before` takes it."""
-        state = self._states.get(id)
+        state = self._known(id)
         if state is not None:
             return state.added, id
-        added = None if self.storage is None else await self.storage.added(id)
+        added = None if self.storage is None else await self.storage.added(id, self.viewer)
         if added is None:
             raise _no_run(id)
         return added, id
@@ -170,23 +200,32 @@ class RunIndex:
         await self.written()
 
     def trim(self) -> None:
-        """Forgets the oldest runs that no request needs any more."""
-        over = len(self._states) - self.keep
-        if over <= 0:
-            return
-        for state in self.states:
-            if over <= 0:
-                break
-            if state.request is None and not state.users:
-                self.forget(state)
-                over -= 1
+        """Forgets runs that no request needs any more: the oldest of the owner that has the most."""
+        for _ in range(len(self._states) - self.keep):
+            state = self._oldest_idle()
+            if state is None:
+                return
+            self.forget(state)
+
+    def _oldest_idle(self) -> RunState | None:
+        """Returns the oldest run that no request needs, of the owner that has the most runs; of another one
+        if it needs all of them."""
+        for states in sorted(self._of_owner.values(), key=len, reverse=True):
+            for state in states.values():
+                if state.request is None and not state.users:
+                    return state
+        return None
 
     def forget(self, state: RunState, for_good: bool = False) -> None:
         """Takes a run out of memory; with `for_good` out of the storage too, soon."""
         self._states.pop(state.run.id, None)
+        own = self._of_owner.get(state.owner, {})
+        own.pop(state.run.id, None)
+        if not own:
+            self._of_owner.pop(state.owner, None)
         state.tree.forget(state)
         if not state.tree.states:
-            self._trees.pop(state.tree.id, None)
+            self._trees.pop(self._place_of(state), None)
             state.tree.wake()
         if for_good:
             self._note_removed(state.run.id)
@@ -197,16 +236,17 @@ class RunIndex:
         """Removes a run everywhere. It is gone when this returns, and still there if this fails. Returns the
         run, or None if it could not be read."""
         self._check_ended(id)
-        if self.storage is not None and await self.storage.is_elsewhere(id):
+        viewer = self.viewer
+        if self.storage is not None and await self.storage.is_elsewhere(id, viewer):
             raise _still_running(id, ELSEWHERE)
         found: Run | None = None
-        if self.storage is not None and id not in self._states:
+        if self.storage is not None and self._known(id) is None:
             with suppress(APIError):  # a damaged run can be removed too
-                kept = await self.storage.get(id)
+                kept = await self.storage.get(id, viewer)
                 found = None if kept is None else kept.run
-        stored = False if self.storage is None else await self.storage.remove(id)
+        stored = False if self.storage is None else await self.storage.remove(id, viewer)
         self._check_ended(id)  # it may have been continued meanwhile, and is then in the storage again
-        state = self._states.get(id)
+        state = self._known(id)
         if state is None and not stored:
             raise _no_run(id)
         self._note_removed(id)
@@ -216,7 +256,7 @@ class RunIndex:
         return state.run
 
     def _check_ended(self, id: str) -> None:
-        state = self._states.get(id)
+        state = self._known(id)
         if state is not None and state.request is not None:
             raise _still_running(id, state.status)
 
@@ -231,7 +271,7 @@ def _select(states: Sequence[RunState], listing: Listing, stop: Stop | None = No
     for state in states:
         if stop is not None:
             stop.check()
-        if listing.has(state.run, state.tree.id, state.added):
+        if listing.has(state.run, state.tree.id, state.added, state.owner):
             found.append(state)
     return found
 

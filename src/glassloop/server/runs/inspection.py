@@ -19,7 +19,9 @@ from glassloop.server.runs.shapes import Worst, worst_tokens
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 
-_NOT_OPTIONS = ("luck", "of", "pass")
+_NOT_OPTIONS = ("luck", "of", "pass", "shown")
+_MOST_SHOWN = 1000  # candidates of an explanation
+_LONGEST_TEXT = 200  # characters whose neighbours are asked for
 _MOST_WORST = 100  # tokens in each list of the worst ones
 
 
@@ -35,15 +37,19 @@ def router(service: Service) -> APIRouter:
         of: Annotated[Part, Query()] = "answer",
         luck: Annotated[Luck, Query()] = "same",
         number: Annotated[int | None, Query(alias="pass", ge=0, le=1 << 31)] = None,
+        shown: Annotated[int, Query(ge=1, le=_MOST_SHOWN)] = 10,
     ) -> Response:
         """Why a token of the answer or of the prompt. Any field of Sampling in the query is a what-if. In a
-        text that was written by diffusion, `pass` asks about another pass than the one that filled it."""
+        text that was written by diffusion, `pass` asks about another pass than the one that filled it.
+        `shown` is how many candidates there are at least."""
         run = (await service.runs.get(id)).run
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
         return await service.read_model(
             request,
-            lambda deadline: JSON(explainer.explain(run, index, of, luck, number, overrides, deadline)),
+            lambda deadline: JSON(
+                explainer.explain(run, index, of, luck, number, shown, overrides, deadline)
+            ),
         )
 
     @routes.get("/runs/{id}/worst", response_model=Worst)
@@ -75,5 +81,18 @@ def router(service: Service) -> APIRouter:
             return JSON(lens.neighbours_in(run, token, count, deadline=deadline).to_dict())
 
         return await service.read_model(request, look)
+
+    @routes.get("/lens/neighbours", response_model=dict[str, Any])
+    async def neighbours(
+        request: Request,
+        of: Annotated[str, Query(min_length=1, max_length=_LONGEST_TEXT)],
+        count: Annotated[int, Query(ge=1, le=lenses.MOST)] = 10,
+    ) -> Response:
+        """The tokens whose embeddings are nearest to that of a text: " king" and "king" are two tokens. Of a
+        text of several tokens it is their mean."""
+        lens = service.llm.lens
+        return await service.read_model(
+            request, lambda deadline: JSON(lens.neighbours(of, count, deadline=deadline).to_dict())
+        )
 
     return routes

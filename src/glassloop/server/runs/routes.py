@@ -9,7 +9,7 @@ from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
 from glassloop.decode.sampling import merge_options
@@ -27,8 +27,9 @@ from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event, unless_gone
 from glassloop.trace.listing import MOST_SEARCH, Listing
+from glassloop.trace.run_name import run_id
 
-Id = Annotated[str, Path(max_length=64)]
+Id = Annotated[str, Path(max_length=64), AfterValidator(run_id)]  # of a run, or of an answer
 _AT_ONCE = 16  # events of a log that are sent without a break
 _QUIET = 600.0  # seconds after which the stream of a tree that is not computed ends
 TokenCount = Annotated[int | None, Field(ge=1, le=1_000_000)]
@@ -94,7 +95,7 @@ def router(service: Service) -> APIRouter:
         """List runs, the newest first. `search` is a part of the title, the prompt, the conversation or the
         text, in upper or lower case, or the beginning of an id; `before` is the id of the last run of the
         page before; `brief` leaves out the options, prompts and ends of long texts."""
-        place = None if before is None else await service.runs.place(before)
+        place = None if before is None else await service.runs.place(run_id(before))
         listing = Listing(limit, tree, search.strip(), place)
         found, more = await unless_gone(
             request.receive, service.runs.newest(listing, client_of(request), brief)

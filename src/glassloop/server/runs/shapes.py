@@ -21,7 +21,7 @@ from glassloop.trace.messages import NO_TEXT, title_of_ids, title_of_text
 from glassloop.trace.node import after, root_of
 from glassloop.trace.run import Drafts, Run, Timings
 from glassloop.trace.token import Token
-from glassloop.trace.worst import luckiest, most_surprising, surprise_bits
+from glassloop.trace.worst import around, first_unlikely, luckiest, most_surprising, surprise_bits
 
 LEAST = -1e30  # instead of minus infinity, which is no number in JSON
 
@@ -149,6 +149,8 @@ class WorstToken(BaseModel):
     index: int
     id: int
     piece: str
+    before: str  # a few words of the text around it
+    after: str
     bytes: str
     surprise_bits: float | None
     logprob: float | None
@@ -163,6 +165,7 @@ class Worst(BaseModel):
     run: str
     surprising: list[WorstToken]
     lucky: list[WorstToken]
+    first_unlikely: WorstToken | None  # the first one below 1 %
 
 
 # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -399,7 +402,8 @@ _OF_WORST = ("id", "bytes", "logprob", "raw_logprob", "rank", "rank_after", "luc
 
 
 def worst_tokens(run: Run, count: int) -> dict[str, Any]:
-    """Returns the tokens that surprised the model most and those that won by the most luck, as JSON."""
+    """Returns the tokens that surprised the model most, those that won by the most luck, and the first
+    unlikely one, as JSON."""
     tokens = list(run.tokens)  # a running request appends to it
 
     def listed(places: list[int]) -> list[dict[str, Any]]:
@@ -408,11 +412,18 @@ def worst_tokens(run: Run, count: int) -> dict[str, Any]:
             token = tokens[place]
             plain = token.to_dict()
             same = {name: plain[name] for name in _OF_WORST}
-            made.append({"index": place, "piece": token.piece, "surprise_bits": surprise_bits(token), **same})
+            before, after = around(tokens, place)
+            told = {"index": place, "piece": token.piece, "before": before, "after": after}
+            made.append({**told, "surprise_bits": surprise_bits(token), **same})
         return made
 
     lists = {"surprising": most_surprising(tokens, count), "lucky": luckiest(tokens, count)}
-    return {"run": run.id, **{name: listed(places) for name, places in lists.items()}}
+    first = first_unlikely(tokens)
+    return {
+        "run": run.id,
+        **{name: listed(places) for name, places in lists.items()},
+        "first_unlikely": None if first is None else listed([first])[0],
+    }
 
 
 def _beams(service: Service, state: RunState) -> Iterator[dict[str, Any]]:

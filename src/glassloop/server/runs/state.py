@@ -12,14 +12,17 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from time import perf_counter
 from typing import Literal, NamedTuple
 
 from glassloop.diffuse.frames import Frames
 from glassloop.engine.request import Request
+from glassloop.server.operation.clients import owner_of_runs
 from glassloop.trace.passes import PassRecord
 from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
+_LONGEST = 0.01  # seconds that the event loop delivers tokens before it does something else
 ELSEWHERE = "elsewhere"  # the status of a run that another server computes now
 
 
@@ -33,13 +36,16 @@ class Event(NamedTuple):
 class RunState:
     """A run and what the server knows about it."""
 
-    def __init__(self, run: Run, tree: TreeState, name: str | None = None) -> None:
+    def __init__(self, run: Run, tree: TreeState, name: str | None = None, owner: str | None = None) -> None:
         self.run = run
         self.tree = tree
         self.name = name  # of a strategy
+        # The key whose run it is, as a digest, or nothing; that of the request in hand if not given.
+        self.owner = owner_of_runs() if owner is None else owner
         self.added = time.time()  # the order of lists
         self.request: Request | None = None  # while it is computed
         self.sent = len(run.tokens)  # tokens that are in the tree's log, or are a parent's
+        self.written = self.sent  # tokens that are in the store, or on their way there
         self.is_elsewhere = False  # another server computes it now
         self.counts_forks = True  # its run knows of all of its forks; one of the store may have more
         self.model: str | None = None  # its model as it is recorded, where that is a path
@@ -138,7 +144,8 @@ class TreeState:
 
 class Hub:
     """Hands tokens and records of passes from the engine's thread to the event loop. One wake-up carries all
-    that have come by then."""
+    that have come by then, or as many as take `_LONGEST` seconds: the ends of 128 runs take longer, and what
+    else the loop has to do goes on in between."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, deliver: Callable[[RunState, Token | PassRecord | None], None]
@@ -157,5 +164,11 @@ class Hub:
     def _deliver_all(self) -> None:
         # Before the deque is read, so that a token that comes meanwhile schedules another call.
         self._scheduled = False
+        until = perf_counter() + _LONGEST
         while self._pending:
+            if perf_counter() > until:
+                if not self._scheduled:
+                    self._scheduled = True
+                    self._loop.call_soon(self._deliver_all)
+                return
             self._deliver(*self._pending.popleft())

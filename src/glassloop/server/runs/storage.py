@@ -1,18 +1,21 @@
 """Runs that outlive the process: the store of `trace`, for use from the event loop.
 
-A run is written when it begins and again when it has ended, so a run that a killed server left behind has no
-end in the store and is shown as interrupted. Other servers and programs may use the store at the same time;
-what they have made is shown, and never pruned. The event loop never waits for a disk: the store's own thread
-writes and a small pool reads, so a store that hangs delays nothing else.
+A run is written when it begins, about every second while it is computed, and when it has ended. So a run that
+a killed server left behind has what clients have seen of it, but no end, and is shown as interrupted. Other
+servers and programs may use the store at the same time; what they have made is shown, and never pruned. The
+event loop never waits for a disk: the store's own thread writes and a small pool reads, so a store that hangs
+delays nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -33,6 +36,8 @@ _PATIENCE = 5.0  # seconds that a write waits for another process
 _PRUNE_EVERY = 50  # runs
 _MOST_WAIT = 2.0  # seconds that the end of a run waits for a shared store
 _READERS = 2
+_PROGRESS = 1.0  # seconds between two writes of what runs have by then, and
+_SHARE = 20  # how much longer than such a write took the next one waits, at least
 T = TypeVar("T")
 
 
@@ -40,6 +45,7 @@ class StoredRun(NamedTuple):
     run: Run
     tree: str
     name: str | None
+    owner: str | None
     added: float
     model: str  # as it is recorded; that of the run has no path
     is_elsewhere: bool
@@ -62,6 +68,7 @@ class RunStorage:
         self._keep = keep
         self._log = log
         self._since_pruning = 0  # runs
+        self._next_progress = 0.0  # when it may be written again
         self._reason = ""
         self.failed_writes = 0
         self.lost_runs = 0
@@ -93,11 +100,32 @@ class RunStorage:
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, state: RunState) -> None:
-        """Writes a run without an end. If the server is killed, that is what remains of it."""
+        """Writes a run without an end, with the tokens that clients have seen. If the server is killed, that
+        is what remains of it."""
         begun = copy(state.run)
-        begun.tokens = state.run.tokens[: state.sent]  # of its parent, or from before it was paused
+        begun.tokens, begun.tail, begun.end = state.run.tokens[: state.sent], "", None
         begun.prompt_tokens, begun.finish_reason, begun.samples, begun.passes = [], None, [], []
+        state.written = state.sent
         self._put(begun, state)
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether `progress` would write now."""
+        return time.monotonic() >= self._next_progress
+
+    def progress(self, states: Iterable[RunState]) -> None:
+        """Writes what runs that are being computed have by now. It is done about every second, and less often
+        where it takes long: many long runs must not keep the store's thread from its other work."""
+        grown = [state for state in states if state.sent > state.written and state.run.diffusion is None]
+        began, self._next_progress = time.monotonic(), inf
+        for state in grown:
+            self.begin(state)
+
+        def done(_: object) -> None:
+            now = time.monotonic()
+            self._next_progress = now + max(_PROGRESS, _SHARE * (now - began))
+
+        self._store.written().add_done_callback(done)
 
     def put(self, state: RunState) -> None:
         """Writes a run that has ended, for the first time or again."""
@@ -120,7 +148,8 @@ class RunStorage:
 
     def _put(self, run: Run, state: RunState) -> None:
         run.model = state.model or run.model
-        self._store.put(run, tree=state.tree.id, name=state.name, added=state.added)
+        owner = state.owner or None
+        self._store.put(run, tree=state.tree.id, name=state.name, added=state.added, owner=owner)
 
     def _prune(self) -> None:
         self._since_pruning = 0
@@ -131,9 +160,9 @@ class RunStorage:
         """Removes a run soon."""
         self._store.remove_soon(id)
 
-    async def remove(self, id: str) -> bool:
+    async def remove(self, id: str, owner: str | None = None) -> bool:
         """Removes a run, which is gone when this returns. Returns whether there was one."""
-        return await answered(asyncio.wrap_future(self._store.remove_soon(id))) > 0
+        return await answered(asyncio.wrap_future(self._store.remove_soon(id, owner))) > 0
 
     def close(self) -> None:
         """Writes what waits. What cannot be written is logged, and raised."""
@@ -146,11 +175,13 @@ class RunStorage:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def get(self, id: str) -> StoredRun | None:
-        return await self._read(lambda: self._get(id))
+    # With an owner, the runs of all others do not exist.
 
-    def _get(self, id: str) -> StoredRun | None:
-        run = self._store.run(id)
+    async def get(self, id: str, owner: str | None = None) -> StoredRun | None:
+        return await self._read(lambda: self._get(id, owner))
+
+    def _get(self, id: str, owner: str | None) -> StoredRun | None:
+        run = self._store.run(id, owner)
         if run is None:
             return None
         is_elsewhere = run.finish_reason is None and self._is_running(self._store.writer_of(id))
@@ -167,9 +198,9 @@ class RunStorage:
             *(run, *self._store.tree_of(id), run.created if added is None else added, model, is_elsewhere)
         )
 
-    async def count_forks(self, run: Run) -> None:
+    async def count_forks(self, run: Run, owner: str | None = None) -> None:
         """Counts the forks of a run that was read before they were made."""
-        await self._read(lambda: self._store.count_forks(run))
+        await self._read(lambda: self._store.count_forks(run, owner))
 
     async def list(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
         """Returns a part of the list of runs, the newest first."""
@@ -186,16 +217,16 @@ class RunStorage:
         running = {writer for writer in writers if self._is_running(writer)}
         return [replace(each, is_elsewhere=each.writer in running) for each in kept]
 
-    async def is_elsewhere(self, id: str) -> bool:
+    async def is_elsewhere(self, id: str, owner: str | None = None) -> bool:
         """Returns whether another server computes a run now."""
-        return await self._read(lambda: self._is_running(self._store.writer_of(id)))
+        return await self._read(lambda: self._is_running(self._store.writer_of(id, owner)))
 
     def _is_running(self, writer: str | None) -> bool:
         return writer is not None and self._name.is_running(writer)
 
-    async def added(self, id: str) -> float | None:
+    async def added(self, id: str, owner: str | None = None) -> float | None:
         """Returns when a run was added."""
-        return await self._read(lambda: self._store.added(id))
+        return await self._read(lambda: self._store.added(id, owner))
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await answered(asyncio.get_running_loop().run_in_executor(self._pool, work))

@@ -34,21 +34,19 @@ function show(token) {
   for (const other of document.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
   token.setAttribute("aria-current", "true");
   const [piece, numbers, alternatives] = records[token.dataset.k];
-  const parts = [make("h2", piece), make("p", token.title.slice(piece.length + 2))];
-  const facts = document.createElement("table");
-  for (const [name, value] of numbers) facts.append(row([make("th", name), value]));
-  parts.push(facts);
+  const why = document.getElementById("why-" + token.dataset.k);
+  const sentence = why && why.querySelector("p");
+  const parts = [make("h2", piece), make("p", sentence ? sentence.textContent : token.title.slice(piece.length + 2))];
   if (alternatives.length) {
     const table = document.createElement("table");
     table.append(row(["token", "model", make("td", ""), "after stages"], "th"));
     for (const [text, model, after, share] of alternatives) table.append(row([text, model, bar(share), after]));
     parts.push(make("h2", "What else was likely"), table);
   }
-  const why = document.getElementById("why-" + token.dataset.k);
-  if (why) {
-    parts.push(make("h2", "Why"));
-    for (const child of why.querySelector("div").children) parts.push(child.cloneNode(true));
-  }
+  if (why) for (const child of why.querySelector("div").children) if (child !== sentence) parts.push(child.cloneNode(true));
+  const facts = document.createElement("table");
+  for (const [name, value] of numbers) facts.append(row([make("th", name), value]));
+  parts.push(make("h2", "The record"), facts);
   panel.replaceChildren(...parts);
 }
 

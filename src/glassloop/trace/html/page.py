@@ -62,11 +62,16 @@ def page(
     explanations: Mapping[int, Explanation] | None = None,
     extras: Sequence[Shown] = (),
     tree: bool = True,
+    others: Sequence[Run] | None = None,
 ) -> str:
     """Returns the page of a run. `explanations` are by the place of the token, from 0; `extras` are lenses
-    and comparisons, which stand below the text. Without `tree`, only this run is in the page."""
+    and comparisons, which stand below the text. Without `tree`, only this run is in the page; `others` are
+    the other runs of its tree, if they are not those that it is linked with."""
     _check_shown(explanations, extras)
-    runs = run.tree().from_run(run)[:MOST_RUNS] if tree else [run]
+    if others is not None:
+        runs = [run, *others][:MOST_RUNS]
+    else:
+        runs = run.tree().from_run(run)[:MOST_RUNS] if tree else [run]
     records, texts = _Records(), []
     left = MOST_TOKENS
     for number, each in enumerate(runs):
@@ -78,7 +83,7 @@ def page(
         tag(
             "details",
             tag("summary", f"Why {quoted(told.taken.text)}"),
-            tag("div", *explanation_parts(told), class_="scroll", tabindex="0"),
+            tag("div", *explanation_parts(told, at), class_="scroll", tabindex="0"),
             id=f"why-{records.key(run, at)}",
         )
         for at, told in sorted((explanations or {}).items())
@@ -100,8 +105,7 @@ def page(
                 *texts,
                 tag("h2", "Runs of this tree") if len(runs) > 1 else None,
                 _tree(runs, len(texts)) if len(runs) > 1 else None,
-                tag("h2", "Why these tokens") if whys else None,
-                *whys,
+                *_folded(whys),
                 tag("h2", "Lenses and comparisons") if shown else None,
                 *shown,
             ),
@@ -133,6 +137,13 @@ def page(
 
 
 _HELP = "Click a token, or go to the text with Tab and on with the arrow keys, to see how it was chosen."
+
+
+def _folded(whys: Sequence[Markup]) -> Sequence[Markup]:
+    """Returns several explanations as one fold, as a click on a token shows its own in the panel."""
+    if len(whys) < 2:
+        return whys
+    return [tag("details", tag("summary", f"Why each of these {len(whys)} tokens"), *whys)]
 
 
 class _Records:

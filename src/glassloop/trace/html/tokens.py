@@ -12,7 +12,7 @@ from glassloop.trace.run import Run
 from glassloop.trace.token import Token
 
 SHOWN = 5  # alternatives in a table
-_ELSEWHERE = ("seed", "n", "max_tokens", "logprobs")  # options that are shown otherwise, or change nothing
+_ELSEWHERE = ("seed", "n", "max_tokens", "timeout", "logprobs")  # shown otherwise, or without effect
 MOST_ROWS = 400  # tokens in a table; the text has all of them
 
 

@@ -9,13 +9,15 @@ import re
 from collections.abc import Sequence
 
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glassloop.engine.owner import owned_by
 from glassloop.server.app import make_app
 from glassloop.server.errors import APIError
 from glassloop.server.operation.access import AccessControl
 from glassloop.server.operation.bodies import LONG_BODY, Bodies, check_size
+from glassloop.server.operation.clients import client_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, ClientGone
 
@@ -31,6 +33,9 @@ class ManyModels:
         self._services = list(services)
         self._apps: dict[str, ASGIApp] = {service.name: make_app(service) for service in services}
         self._first = services[0].name
+        self._names = {name: service.name for service in services for name in service.settings.names}
+        for service in services:
+            service.neighbours = tuple(name for name in self._names if self._names[name] != service.name)
         self._access = AccessControl(self._apps[self._first], services[0])
         self._bodies = Bodies(services[0].settings.most_body, services[0].pools)
 
@@ -40,33 +45,58 @@ class ManyModels:
             return
         path: str = scope["path"]
         if path.startswith(_PREFIX):
-            named, _, rest = path.removeprefix(_PREFIX).partition("/")
+            named, rest = self._split(path.removeprefix(_PREFIX))
             inner = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": ""}
-            app = self._apps.get(named)
-            await (app or self._apps[self._first])(scope if app is None else inner, receive, send)
+            await self._pass(named or self._first, scope if named is None else inner, receive, send)
             return
         if path == "/v1/models" and scope["method"] in ("GET", "HEAD"):
             await self._list(scope, receive, send)
             return
-        name = self._of_path(path)
+        name = self._of_path(scope)
         if name is None and scope["method"] == "POST" and path.startswith("/v1/"):
             if not self._access.admits(scope):  # the first application answers, without reading the body
                 await self._apps[self._first](scope, receive, send)
                 return
             try:
                 name, receive = await self._model_of(Request(scope, receive))
+                if name and self._named(name) is None:
+                    self._services[0].check_model(name)
             except (APIError, ClientGone) as error:
-                await AccessControl(_refusal(error), self._services[0])(scope, receive, send)
+                await self._refuse(error, scope, receive, send)
                 return
         # A model that is not here is refused by the first application, which checks the client's key before.
-        await self._apps.get(name or self._first, self._apps[self._first])(scope, receive, send)
+        await self._pass(self._named(name) or self._first, scope, receive, send)
 
-    def _of_path(self, path: str) -> str | None:
-        """Returns the model of the run or the tree that a path names, if it is in memory here."""
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers with an error, which is counted and logged as any answer."""
+        await AccessControl(_refusal(error), self._services[0])(scope, receive, send)
+
+    async def _pass(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request to the application of the model of this name."""
+        await self._apps[name](scope, receive, send)
+
+    def _named(self, model: str | None) -> str | None:
+        """Returns the name of the model that a client calls so: by one of its names, or with an adapter."""
+        base, colon, _ = (model or "").rpartition(":")
+        return self._names.get(model or "") or (self._names.get(base) if colon else None)
+
+    def _split(self, path: str) -> tuple[str | None, str]:
+        """Returns the model whose name a path begins with, which may have slashes, and what follows it."""
+        for known in sorted(self._names, key=len, reverse=True):
+            if path == known or path.startswith(f"{known}/"):
+                return self._names[known], path[len(known) + 1 :]
+        return None, path
+
+    def _of_path(self, scope: Scope) -> str | None:
+        """Returns the model of the run or the tree that a path names, if it is in memory here and the client
+        may see it."""
+        path: str = scope["path"]
         run, tree = _RUN.match(path), _TREE.match(path)
-        for service in self._services:
-            if service.runs.holds(run=run and run[1], tree=tree and tree[1]):
-                return service.name
+        if (run or tree) and self._access.admits(scope):
+            with owned_by(client_of(HTTPConnection(scope))):
+                for service in self._services:
+                    if service.runs.holds(run=run and run[1], tree=tree and tree[1]):
+                        return service.name
         if path.startswith("/v1/models/"):
             return path.removeprefix("/v1/models/")
         return None
@@ -99,7 +129,8 @@ class ManyModels:
 
         async def use(data: bytes) -> tuple[str | None, bytes]:
             if len(data) > LONG_BODY:
-                return await self._services[0].pools.long.run(_model_of, data), data
+                long = self._services[0].pools.long
+                return await long.run_for(client_of(request), _model_of, data), data
             return _model_of(data), data
 
         name, data = await self._bodies.receive(request, use)

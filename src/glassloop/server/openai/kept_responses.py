@@ -1,0 +1,124 @@
+"""`GET` and `DELETE /v1/responses/{id}`: a response that was given before, from the record of its run.
+
+The record has the conversation, the options and the text. What a request says beside these, such as tools and
+metadata, is not kept: the answer has it empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from glassloop.server.errors import ERRORS, invalid
+from glassloop.server.openai.generation import run_headers, token_logprob
+from glassloop.server.openai.responses import (
+    LOGPROBS,
+    ResponseAnswer,
+    call_item,
+    incomplete_details,
+    message_item,
+    response_status,
+    text_part,
+    usage_shape,
+)
+from glassloop.server.openai.tool_calls import recorded_parts
+from glassloop.server.runs.routes import Id
+from glassloop.server.runs.state import RunState
+from glassloop.server.service import Service
+from glassloop.server.streaming import JSON
+from glassloop.trace.messages import text_of
+from glassloop.trace.run import Run
+from glassloop.trace.run_name import RESPONSE
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["OpenAI"], responses=ERRORS)
+
+    @routes.get("/v1/responses/{id}", response_model=ResponseAnswer, operation_id="retrieve_response")
+    async def retrieve(id: Id, request: Request, stream: bool = False) -> Response:
+        """A response that was given before, from the record of its run; also one of another endpoint."""
+        if stream:
+            message = "stream is true; a response that was given before is sent as a whole"
+            raise invalid("stream", f"{message}. /api/runs/{id}/events has its tokens")
+        state = await service.runs.get(id)
+        asked = request.query_params
+        with_logprobs = LOGPROBS in [*asked.getlist("include"), *asked.getlist("include[]")]
+        return await service.render(
+            [state.run],
+            lambda: JSON(_response(service, state, with_logprobs), headers=run_headers([state.run])),
+        )
+
+    @routes.delete("/v1/responses/{id}", response_model=DeletedResponse, operation_id="delete_response")
+    async def delete(id: Id) -> Response:
+        """Removes the run of a response, as DELETE /api/runs/{id} does."""
+        await service.remove(id)
+        return JSON({"id": f"{RESPONSE}{id}", "object": "response", "deleted": True})
+
+    return routes
+
+
+def _response(service: Service, state: RunState, with_logprobs: bool) -> dict[str, Any]:
+    run, sampling = state.run, state.run.sampling
+    ended = None if state.request is not None or state.is_elsewhere else run
+    status = _STATUS.get(run.finish_reason or "", response_status(ended))
+    model = service.public_name(run.model)
+    return {
+        "id": f"{RESPONSE}{run.id}",
+        "object": "response",
+        "created_at": int(run.created),
+        "status": status,
+        "error": {"code": "server_error", "message": run.stop_reason or ""} if status == "failed" else None,
+        "incomplete_details": incomplete_details(run) if status == "incomplete" else None,
+        "instructions": _instructions(run),
+        "max_output_tokens": sampling.max_tokens,
+        "model": model if sampling.adapter is None else f"{model}:{sampling.adapter}",
+        "output": [] if ended is None else _output(service, run, status, with_logprobs),
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "text": {"format": _format(sampling.json_schema)},
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "metadata": {},
+        "usage": None if ended is None else usage_shape(run),
+    }
+
+
+_STATUS = {"cancelled": "cancelled", "error": "failed"}  # by the reason of a run's end, where they differ
+
+
+def _output(service: Service, run: Run, status: str, with_logprobs: bool) -> list[dict[str, Any]]:
+    text, calls = recorded_parts(service.llm.tokenizer, run)
+    most = run.sampling.logprobs
+    logprobs = [token_logprob(service, token, most) for token in run.tokens] if with_logprobs else []
+    items = list(map(call_item, calls))
+    if text.strip() or not items:
+        item_status = "completed" if status == "completed" else "incomplete"
+        items.insert(0, message_item(run.id, item_status, [text_part(text, logprobs)]))
+    return items
+
+
+def _instructions(run: Run) -> str | None:
+    """Returns the system message that a conversation begins with."""
+    first = run.messages[0] if run.messages else None
+    return text_of(first) if first is not None and first.get("role") == "system" else None
+
+
+def _format(schema: Mapping[str, Any] | bool | None) -> dict[str, Any]:
+    if schema is None:
+        return {"type": "text"}
+    if isinstance(schema, bool) or dict(schema) == {"type": "object"}:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "name": "schema", "schema": dict(schema)}
