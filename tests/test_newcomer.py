@@ -257,7 +257,8 @@ def _look_up_the_reason_of_an_answer(server: Server, terminal: Terminal, folder:
         other = client.responses.create(model=asked["model"], input="Say hi.", max_output_tokens=4)
         again = client.responses.retrieve(other.id)
         assert again.output_text == other.output_text and again.id == other.id
-    wait_until(lambda: Store(terminal.store).get(answer.id).finish_reason)  # the server's thread writes it soon
+    # The thread of the server that writes runs may be behind the answer.
+    wait_until(lambda: Store(terminal.store).get(answer.id).finish_reason)
     own = Store(terminal.store).get(answer.id)
     assert answer.id == f"chatcmpl-{own.id}" and answer._request_id == own.id
     worst = min(range(len(own.tokens)), key=lambda place: own.tokens[place].raw_logprob)
