@@ -35,7 +35,7 @@ from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.ops import default_threads
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 
 TOKENS = 96
 QUESTIONS = (
@@ -206,7 +206,7 @@ def route_by_turns(board: Board) -> Iterator[None]:
 def cluster(model: str, replicas: int, kv_memory: str = "256MB") -> Iterator[ClusterEngine]:
     """Gives an engine whose replicas share the cores of this machine."""
     each = EngineOptions(model, replicas=replicas, threads=threads_of_each(replicas), kv_memory=kv_memory)
-    settings = Settings(model, host="127.0.0.1", port=0)
+    settings = ServerSettings(model, host="127.0.0.1", port=0)
     with engines(AppOptions((each,), settings)) as made:
         made[0].wait(replicas)
         yield made[0]

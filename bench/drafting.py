@@ -17,7 +17,7 @@ from typing import Any
 
 from glassloop import LLM, Sampling
 from glassloop.model.registry import DEFAULT_MODEL
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 
 def main() -> None:

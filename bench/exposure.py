@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from glassloop.files import write_text
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.train.config import TrainConfig, config_text
@@ -29,6 +28,7 @@ from glassloop.train.prompts import spread_prompts
 from glassloop.train.sample import after_end, sample_batch
 from glassloop.train.tokens import TokenFiles, TokenWriter
 from glassloop.train.train import train
+from glassloop.util.files import write_text
 
 
 def write_texts(

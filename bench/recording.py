@@ -27,7 +27,7 @@ from glassloop.decode.luck import luck_key
 from glassloop.engine import loop
 from glassloop.ops.native import rows as native
 from glassloop.ops.quant import Float32
-from glassloop.trace import writer
+from glassloop.record.store import writer
 
 _choose_rows = loop.choose_rows
 

@@ -31,7 +31,7 @@ from glassloop.train.config import TrainConfig
 from glassloop.train.machine import cores, set_up
 from glassloop.train.network import Network
 from glassloop.train.new_model import new_config
-from glassloop.train.progress import Progress
+from glassloop.train.progress import TrainingProgress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.subject import Subject
 from glassloop.train.tokens import TokenFiles, TokenWriter
@@ -117,7 +117,7 @@ def trainer(shape: Shape, document: int, **settings: Any) -> Iterator[Trainer]:
             network,
             RunFolder(Path(folder)),
             {},
-            progress=Progress(config.steps, 0, quiet=True),
+            progress=TrainingProgress(config.steps, 0, quiet=True),
         )
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from glassloop import child
-from glassloop.child import Patience
+from glassloop.util import child
+from glassloop.util.child import Patience
 
 
 class Clock:

@@ -10,7 +10,7 @@ import pytest
 from glassloop import LLM, Sampling
 from glassloop.decode.limits import check_size
 from glassloop.errors import GlassloopError, LengthError, SamplingError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Sampling)])

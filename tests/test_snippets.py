@@ -62,7 +62,7 @@ NOT_RUN = (
 )
 PYTHON_NOT_RUN = (
     (r"from glassloop\.model import registry", "it downloads a model, and removes it"),
-    (r".*run\.live\(\)", "it needs a notebook; tests/trace has the live view"),
+    (r".*run\.live\(\)", "it needs a notebook; tests/record has the live view"),
     (r"import pandas", "it needs pandas") if find_spec("pandas") is None else None,
 )
 # What would take minutes takes seconds. The server of this test has two models: one with an adapter.

@@ -63,7 +63,7 @@ def test_generating_loads_only_what_it_needs():
 
 def test_torch_is_imported_only_for_its_op_set():
     """Its import takes seconds. Where there is no GPU, looking for one does not import it either."""
-    code = "import glassloop, glassloop.cli.main, glassloop.server.app, glassloop.engine.llm\n"
+    code = "import glassloop, glassloop.cli.main, glassloop.server.app, glassloop.api.llm\n"
     code += "import glassloop.ops.torch\n"
     assert not _loaded_after(code) & {"torch", "triton"}
     blind = "from pathlib import Path\nglassloop.ops.torch._DRIVERS = (Path('/nowhere'),)\n"

@@ -34,7 +34,7 @@ def defined(path: Path) -> set[str]:
 
 def test_the_walk_names_functions_of_every_layer():
     folders = {file.split("/")[0] for _, file in NAMED}
-    assert folders == {"text", "ops", "model", "decode", "trace", "engine", "server", "cli"}
+    assert folders == {"text", "ops", "model", "decode", "record", "engine", "api", "server", "cli"}
     assert len(NAMED) > 50
 
 

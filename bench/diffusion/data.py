@@ -13,8 +13,8 @@ import numpy as np
 
 from bench.editing.data import BOOKS
 from glassloop import LLM
-from glassloop.diffuse.rows import Rows
-from glassloop.engine.masked import Masked, Pass
+from glassloop.diffuse.rows import MaskedRows
+from glassloop.engine.tasks.masked import Masked, Pass
 
 
 def options_of(doc: str | None, phases: Sequence[str], count: int, **more: Any) -> argparse.Namespace:
@@ -59,7 +59,7 @@ class _Reader:
 
 def masked_logits(llm: LLM, before: Sequence[int], width: int, after: Sequence[int]) -> np.ndarray:
     """Returns the logits of masks between two texts: [width, vocabulary]."""
-    rows, reader = Rows(before, width, after, llm.mask), _Reader()
+    rows, reader = MaskedRows(before, width, after, llm.mask), _Reader()
     task = Masked(rows.tokens, rows.kept, rows.of_pass([None] * width), reader)
     llm.engine.submit(task)
     task.wait()

@@ -24,7 +24,7 @@ import numpy as np
 from bench.diffusion.data import finish, load, options_of
 from bench.editing.data import Results, paragraphs
 from glassloop import LLM, Sampling
-from glassloop.edit.proposal import Work, bits
+from glassloop.edit.proposal import EditWork, bits
 
 PROMPT, LENGTH = 32, 64
 LEFT = {"left to right, T 0.6": 0.6, "left to right, T 0.8": 0.8, "left to right, T 1.0": 1.0}
@@ -102,7 +102,7 @@ def judge(options: argparse.Namespace) -> None:
         def one(item: int, written: Results = written) -> dict[str, Any]:
             row = written.rows[item]
             ids = llm.tokenizer.encode_inside(row["text"])
-            work = Work(llm, 0)
+            work = EditWork(llm, 0)
             run = work.text(llm.tokenizer.encode(row["prompt"]), ids)
             return {"bits": bits(run, 0, len(ids)), "count": len(ids)}
 

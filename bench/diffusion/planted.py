@@ -22,7 +22,7 @@ from bench.editing.planted import FIRST, auroc, spoil
 from glassloop import LLM
 from glassloop.edit.masks import masked_bits
 from glassloop.edit.mistakes import evidence
-from glassloop.edit.proposal import Work
+from glassloop.edit.proposal import EditWork
 from glassloop.edit.surprise import left_bits
 
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
 
 def one(llm: LLM, text: str, seed: int, least_gain: float) -> dict[str, Any]:
     clean, spoilt, wrong = spoil(llm, text, seed)
-    work = Work(llm, seed)
+    work = EditWork(llm, seed)
     draft = work.text(spoilt[:1], spoilt[1:])
     made: dict[str, Any] = {"wrong": sorted(wrong), "tokens": len(clean)}
     made["left"], made["masked"] = left_bits(draft)[FIRST - 1 :], masked_bits(work, draft)[FIRST - 1 :]

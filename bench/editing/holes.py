@@ -18,7 +18,7 @@ from typing import Any
 from bench.editing.data import BOOKS, Results, add_spread, paired, paragraphs, part_of, repetition
 from glassloop import LLM, Sampling
 from glassloop.edit.infill import infill
-from glassloop.edit.proposal import Work, bits
+from glassloop.edit.proposal import EditWork, bits
 
 HOLE, AFTER, CANDIDATES = 12, 32, 16
 TEMPERATURE = 0.8
@@ -80,7 +80,7 @@ def judge(options: argparse.Namespace) -> None:
 
 def score(llm: LLM, row: dict[str, Any]) -> dict[str, Any]:
     """Returns the bits per token of what follows the hole, after each filling."""
-    work = Work(llm, 0)
+    work = EditWork(llm, 0)
     after = llm.tokenizer.encode_inside(row["after"])
     requests = {}
     for method, text in row["fills"].items():

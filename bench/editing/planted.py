@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.editing.data import BOOKS, Results, add_spread, paired, paragraphs, part_of
 from glassloop import LLM, Sampling
-from glassloop.edit.proposal import Work
+from glassloop.edit.proposal import EditWork
 from glassloop.edit.repair import repair
 from glassloop.edit.surprise import measure
 
@@ -62,7 +62,7 @@ def spoil(llm: LLM, text: str, seed: int) -> tuple[list[int], list[int], set[int
 
 def one(llm: LLM, text: str, seed: int) -> dict[str, Any]:
     clean, spoilt, wrong = spoil(llm, text, seed)
-    work = Work(llm, seed)
+    work = EditWork(llm, seed)
     draft = work.text(spoilt[:1], spoilt[1:])
     made: dict[str, Any] = {"wrong": sorted(wrong), "tokens": len(clean)}
     positions = list(range(FIRST - 1, len(draft.tokens)))  # a token's place in the answer is one less

@@ -20,7 +20,7 @@ from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.packed import take_apart
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 
 _MARGINS = (0.01, 0.1, 0.5)  # of the likeliest logit above the next one
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,7 +93,9 @@ def _logits(network: Network, ids: list[int]) -> torch.Tensor:
     """Returns the logits of every row of a text, in float32."""
     places = torch.arange(len(ids), device=network.device)
     with torch.no_grad():
-        return network.logits(Packed(torch.tensor(ids, device=network.device), places, 1, len(ids))).float()
+        return network.logits(
+            SequenceBatch(torch.tensor(ids, device=network.device), places, 1, len(ids))
+        ).float()
 
 
 def _measures(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.gpu.shapes import SHAPES, WEIGHTS, random_model
+from glassloop.api.llm import LLM
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.llm import LLM
 from glassloop.engine.logits import RowCache
 from glassloop.engine.loop import Loop
 from glassloop.engine.thread import EngineThread
 from glassloop.model.transformer import Transformer
+from glassloop.record.run import Run
 from glassloop.text.pieces import Pieces
-from glassloop.trace.run import Run
 
 _KINDS = {"drawing": Sampling(seed=1), "greedy": Sampling(temperature=0)}
 

@@ -214,7 +214,7 @@ def stand_in(width: int) -> None:
 
     program.Launcher.__init__ = launcher  # type: ignore[method-assign]
 
-    compute, replay = program.Program._compute, program.Program._replay
+    compute, replay = program.CudaProgram._compute, program.CudaProgram._replay
 
     def computed(self: Any, about: Any) -> None:
         CLOCK.each = _step_seconds(about.rows) / (9 * len(self._launches) / 8)
@@ -226,8 +226,8 @@ def stand_in(width: int) -> None:
             self._graphs[key].rows = key[0]
         replay(self, key, pages)
 
-    program.Program._compute = computed  # type: ignore[method-assign]
-    program.Program._replay = replayed  # type: ignore[method-assign]
+    program.CudaProgram._compute = computed  # type: ignore[method-assign]
+    program.CudaProgram._replay = replayed  # type: ignore[method-assign]
 
     def keep(self: Any) -> None:
         if not self._is_kept and self._host is None:
@@ -253,13 +253,13 @@ def stand_in(width: int) -> None:
 
     rows.DeviceChooser._array = array  # type: ignore[method-assign]
 
-    finish = rows.StartedChoices.finish
+    finish = rows.DeviceChoices.finish
 
     def finished(self: Any, record: Any) -> Any:
         made, tokens = finish(self, record)
         return made, np.frombuffer(made, np.int64).reshape(len(tokens), -1)[:, 0].tolist()
 
-    rows.StartedChoices.finish = finished  # type: ignore[method-assign]
+    rows.DeviceChoices.finish = finished  # type: ignore[method-assign]
     assert native.found_bytes(width) == len(pieces[0])
 
 
@@ -330,7 +330,7 @@ def time_parts() -> None:
         (ahead.Ahead, "_launch_after", "plan"),
         (ahead.Ahead, "_launch", "batch"),
         (step.Numbers, "upload", "upload"),
-        (program.Program, "_results_of", "launch"),
+        (program.CudaProgram, "_results_of", "launch"),
         (rows.DeviceChooser, "start", "begin choice"),
         (ahead, "_begin_choices", "begin choice"),
         (decoder.StartedChoices, "finish", "choose"),

@@ -18,7 +18,7 @@ from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import packed_linear
 from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
-from glassloop.ops.torch.packed import Packed
+from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.packed_linear import Division
 
 _SILU = 2
@@ -39,7 +39,7 @@ class Case(NamedTuple):
     rows: int
     width: int
     gated: bool
-    weights: list[Packed]
+    weights: list[PackedMatrix]
 
     def products(self) -> list[MatrixProduct]:
         """Returns the product for each layer, with the same inputs and output."""
@@ -140,16 +140,16 @@ def _measured(
     return graph_seconds(graph, 30) / len(products), found
 
 
-def _weights(kind: str, width: int, columns: int, gated: bool) -> list[Packed]:
+def _weights(kind: str, width: int, columns: int, gated: bool) -> list[PackedMatrix]:
     """Returns random matrices, so many that the caches do not help."""
 
-    def random() -> Packed:
+    def random() -> PackedMatrix:
         bits, scale = 4 if kind == "q4" else 8, columns**-0.5
         if not gated:
             return random_packed(width, columns, scale, bits)
         parts = [TorchMatrix.of(random_packed(width, columns, scale, bits)) for _ in range(2)]
         joined = TorchMatrix.joined(parts, in_turn=True)
-        assert isinstance(joined, Packed)
+        assert isinstance(joined, PackedMatrix)
         return joined
 
     first = random()

@@ -12,7 +12,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.torch.device import DEVICE, HALF
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
-from glassloop.ops.torch.packed import CHUNK, Packed
+from glassloop.ops.torch.packed import CHUNK, PackedMatrix
 
 # layers, dim, heads, key-value heads, head dim, feed-forward, vocabulary
 SHAPES = {
@@ -53,12 +53,12 @@ class RandomOps(TorchOps):
         return torch.ones(tensor.shape, device=DEVICE)
 
 
-def random_packed(out: int, into: int, scale: float, bits: int) -> Packed:
+def random_packed(out: int, into: int, scale: float, bits: int) -> PackedMatrix:
     most = 1 << (bits - 1)
     codes = torch.randint(-most, most, (out, into), dtype=torch.int8, device=DEVICE)
     spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
     scales = torch.full((out, into // 32), spread, device=DEVICE)
-    return Packed.of(codes, scales, None if bits == 8 else scales * 0.5, bits)
+    return PackedMatrix.of(codes, scales, None if bits == 8 else scales * 0.5, bits)
 
 
 def random_model(name: str, context: int = 8192, seed: int = 0, weights: str = "bf16") -> Transformer:

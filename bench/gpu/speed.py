@@ -89,8 +89,8 @@ def _seconds(model: Transformer, batch: Batch, pages: list[Pages], rounds: int) 
     return statistics.median(times)
 
 
-def _program(model: Transformer) -> torch_program.Program:
-    program: torch_program.Program = model._program.plain.__self__  # type: ignore[attr-defined]
+def _program(model: Transformer) -> torch_program.CudaProgram:
+    program: torch_program.CudaProgram = model._program.plain.__self__  # type: ignore[attr-defined]
     return program
 
 

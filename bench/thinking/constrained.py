@@ -19,12 +19,12 @@ from typing import Any
 from bench.thinking.grammars import sampling_options
 from glassloop import LLM, Sampling
 from glassloop.errors import GlassloopError
-from glassloop.evaluate.analyse import Outcome, Samples
+from glassloop.evaluate.analyse import ItemOutcome, Samples
 from glassloop.evaluate.find import find_task
 from glassloop.evaluate.methods import parse_methods
 from glassloop.evaluate.record import Record, read
 from glassloop.evaluate.report import figures_of, row_of
-from glassloop.evaluate.task import Item
+from glassloop.evaluate.task import TaskItem
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.search.verify.ifeval import IFEval
 
@@ -39,13 +39,13 @@ def main() -> None:
     held = {row["item"]: row for row in rows if row["error"] is None}
     print(f"{len(rows) - len(held)} of {len(rows)} grammars were refused as too expensive")
     ids = [key for key in drawn.ids if key in held]
-    results: dict[str, dict[str, Outcome]] = {}
+    results: dict[str, dict[str, ItemOutcome]] = {}
     for method in parse_methods([given.methods]):
         found = drawn.outcomes(method)
         results[method.text] = {key: found[key] for key in ids}
     verify = {item.id: _verifier(item) for item in items}
     results["grammar"] = {
-        key: Outcome(verify[key](held[key]["text"]).passed, held[key]["tokens"]) for key in ids
+        key: ItemOutcome(verify[key](held[key]["text"]).passed, held[key]["tokens"]) for key in ids
     }
     shown = [row_of(name, found, None) for name, found in results.items()]
     figures = figures_of("ifeval, instructions with a grammar", given.model, shown, results)
@@ -54,12 +54,12 @@ def main() -> None:
     print(json.dumps(figures.json))
 
 
-def _verifier(item: Item) -> IFEval:
+def _verifier(item: TaskItem) -> IFEval:
     assert isinstance(item.verify, IFEval)
     return item.verify
 
 
-def _draw(items: list[Item], given: argparse.Namespace) -> list[dict[str, Any]]:
+def _draw(items: list[TaskItem], given: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for each item, with the text under its grammar. What the record has is kept."""
     header = {"what": "constrained", "model": given.model, "tokens": given.max_tokens}
     with Record(given.out, {**header, "temperature": given.temperature}) as record:
@@ -75,7 +75,7 @@ def _draw(items: list[Item], given: argparse.Namespace) -> list[dict[str, Any]]:
         return [row for row in record.rows if row["item"] in wanted]
 
 
-def _answer(llm: LLM, item: Item, given: argparse.Namespace) -> dict[str, Any]:
+def _answer(llm: LLM, item: TaskItem, given: argparse.Namespace) -> dict[str, Any]:
     grammar = sampling_options(_verifier(item).instructions)
     assert grammar is not None and isinstance(item.question, str)
     sampling = Sampling(temperature=given.temperature, max_tokens=given.max_tokens, seed=0, **grammar)
@@ -90,7 +90,7 @@ def _answer(llm: LLM, item: Item, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print_kinds(
-    verify: dict[str, IFEval], held: dict[str, dict[str, Any]], results: dict[str, dict[str, Outcome]]
+    verify: dict[str, IFEval], held: dict[str, dict[str, Any]], results: dict[str, dict[str, ItemOutcome]]
 ) -> None:
     """Prints how many prompts with each kind of instruction pass, and why answers under a grammar fail."""
     print("prompts with each kind of instruction, and how many of them pass:")

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from glassloop.api.llm import LLM as LLM
     from glassloop.decode.candidates import Candidates as Candidates
     from glassloop.decode.chain import DEFAULT_ORDER as DEFAULT_ORDER
     from glassloop.decode.partial_json import partial_json as partial_json
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from glassloop.decode.stage import Step as Step
     from glassloop.decode.stage import stage as stage
     from glassloop.edit.record import Edit as Edit
-    from glassloop.engine.llm import LLM as LLM
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
     from glassloop.errors import NoMemoryError as NoMemoryError
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from glassloop.errors import SamplingError as SamplingError
     from glassloop.errors import TextError as TextError
     from glassloop.errors import TraceError as TraceError
+    from glassloop.record.diff import diff as diff
+    from glassloop.record.run import Run as Run
+    from glassloop.record.store.store import Store as Store
+    from glassloop.record.token import TakenBack as TakenBack
+    from glassloop.record.token import Token as Token
     from glassloop.search.budget import Budget as Budget
     from glassloop.search.own import search_method as search_method
     from glassloop.search.own import verifier as verifier
     from glassloop.search.search import Search as Search
     from glassloop.search.solution import Solution as Solution
     from glassloop.search.verdict import Verdict as Verdict
-    from glassloop.trace.diff import diff as diff
-    from glassloop.trace.run import Run as Run
-    from glassloop.trace.store import Store as Store
-    from glassloop.trace.token import TakenBack as TakenBack
-    from glassloop.trace.token import Token as Token
 
 _HOMES = {
-    "LLM": "glassloop.engine.llm",
+    "LLM": "glassloop.api.llm",
     "Edit": "glassloop.edit.record",
-    "Run": "glassloop.trace.run",
-    "Store": "glassloop.trace.store",
-    "diff": "glassloop.trace.diff",
-    "Token": "glassloop.trace.token",
+    "Run": "glassloop.record.run",
+    "Store": "glassloop.record.store.store",
+    "diff": "glassloop.record.diff",
+    "Token": "glassloop.record.token",
     "Budget": "glassloop.search.budget",
     "Search": "glassloop.search.search",
     "search_method": "glassloop.search.own",
     "verifier": "glassloop.search.own",
     "Solution": "glassloop.search.solution",
     "Verdict": "glassloop.search.verdict",
-    "TakenBack": "glassloop.trace.token",
+    "TakenBack": "glassloop.record.token",
     "Sampling": "glassloop.decode.sampling",
     "stage": "glassloop.decode.stage",
     "DEFAULT_ORDER": "glassloop.decode.chain",

@@ -16,8 +16,8 @@ from hostile.tiny import tiny_folder, tiny_gguf, write_tiny
 
 from glassloop import LLM, Run, Sampling
 from glassloop.errors import GlassloopError
+from glassloop.record.format.glass_file import to_bytes
 from glassloop.text.chat import ChatTemplate
-from glassloop.trace.file import to_bytes
 
 MESSAGES = [{"role": "user", "content": "x <|im_start|> th"}, {"role": "assistant", "content": "the"}]
 _SHORT = Sampling(max_tokens=3, seed=1)

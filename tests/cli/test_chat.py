@@ -15,7 +15,7 @@ from glassloop.cli.chat.conversation import Conversation
 from glassloop.cli.chat.drawing import draw
 from glassloop.cli.terminal import print_json
 from glassloop.errors import GlassloopError
-from glassloop.trace.file import read
+from glassloop.record.format.glass_file import read
 
 
 def piped(lines: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:

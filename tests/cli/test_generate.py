@@ -18,7 +18,7 @@ from engine.random_runs import small_llm
 from hostile.tiny import tiny_gguf
 
 from glassloop import Sampling
-from glassloop.cli.batch import Entry, print_batch
+from glassloop.cli.batch import BatchEntry, print_batch
 from glassloop.cli.options import sampling_words
 from glassloop.decode.luck import list_seed
 from glassloop.engine import generation
@@ -166,7 +166,7 @@ def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
 
     generation_complete = generation.complete
     monkeypatch.setattr(generation, "complete", first_alone)
-    entries = [Entry("prompts, line 1", IDS, None, {"max_tokens": 2})] * 2
+    entries = [BatchEntry("prompts, line 1", IDS, None, {"max_tokens": 2})] * 2
     with pytest.raises(typer.Exit) as ended:
         print_batch(small_llm(), entries, True, None, None, False)
     (line,) = capsys.readouterr().out.splitlines()

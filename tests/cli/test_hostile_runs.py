@@ -21,7 +21,7 @@ from glassloop.cli import diff, main, models, runs
 from glassloop.cli.kept import model_of
 from glassloop.cli.terminal import print_table, quoted, visible, working
 from glassloop.cli.tokenize import shown
-from glassloop.trace.file import to_bytes
+from glassloop.record.format.glass_file import to_bytes
 
 STEERING = ["\x1b[2J", "\x1b]0;owned\x07", "\r", "\x7f", "\x9b31m", "\x85", "\u202e", "\u2066", "\u200f"]
 STEERING += ["\u2028", "\u2029", "\u200b", "\ufeff", "\U000e0041", "\x00", "\x08", "\udc9b", "\u061c", "\xad"]

@@ -9,8 +9,8 @@ import re
 import pytest
 from cli.terminal import run
 
-from glassloop.trace.diff import diff
-from glassloop.trace.store import Store
+from glassloop.record.diff import diff
+from glassloop.record.store.store import Store
 
 AT = 3
 

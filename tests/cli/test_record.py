@@ -11,8 +11,8 @@ from cli.terminal import on_terminal, run
 
 from glassloop import Run, Store
 from glassloop.cli.show import Painter, Show
-from glassloop.trace.file import read
-from glassloop.trace.token import Refusal
+from glassloop.record.format.glass_file import read
+from glassloop.record.token import Refusal
 
 PROMPT = "The capital of France is"
 FLAGS = ("--seed", "3", "-n", "8", "--temperature", "0.8", "--top-p", "0.9")

@@ -17,11 +17,11 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from glassloop import LLM, Run, Sampling
-from glassloop.cli.watch.app import Watch
+from glassloop.cli.watch.app import WatchApp
 from glassloop.cli.watch.keys import KEYS, hints
 from glassloop.cli.watch.layout import cells_of, wrap
 from glassloop.cli.watch.panels import bar
-from glassloop.trace.shares import shares
+from glassloop.record.shares import shares
 
 PROMPT = "The capital of France is"
 # All that a terminal might take for more than text: an escape sequence, a bell, a return, a tab, C1, DEL.
@@ -39,7 +39,7 @@ def recorded(llm):
     return llm.generate(PROMPT, Sampling(seed=3, temperature=0.8, top_p=0.9, max_tokens=24, logprobs=8))
 
 
-def watched(app: Watch, person: Callable[[Pilot[None]], Awaitable[None]], size=(80, 24)) -> None:
+def watched(app: WatchApp, person: Callable[[Pilot[None]], Awaitable[None]], size=(80, 24)) -> None:
     async def main() -> None:
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
@@ -91,7 +91,7 @@ def test_a_record_is_looked_at_token_by_token(llm, recorded):
         await pilot.press("home", "left")
         assert app.at == 0
 
-    app = Watch(llm, recorded, store=False)
+    app = WatchApp(llm, recorded, store=False)
     watched(app, person)
 
 
@@ -102,7 +102,7 @@ def test_a_chat_is_shown_as_a_conversation(llm):
         shown = screen(pilot)
         assert "user: Say hi." in shown and "assistant: " in shown and "<|im_start|>" not in shown
 
-    watched(Watch(llm, run, store=False), person)
+    watched(WatchApp(llm, run, store=False), person)
 
 
 def test_uncertain_tokens_are_found(llm, recorded):
@@ -117,7 +117,7 @@ def test_uncertain_tokens_are_found(llm, recorded):
         await pilot.press("p")
         assert app.at == unsure[-2]
 
-    app = Watch(llm, recorded, store=False)
+    app = WatchApp(llm, recorded, store=False)
     watched(app, person)
 
 
@@ -150,7 +150,7 @@ def test_enter_forks_with_the_alternative_and_both_stay(llm, recorded):
         await pilot.press("T")
         assert app.run_shown is fork
 
-    app = Watch(llm, recorded, store=False)
+    app = WatchApp(llm, recorded, store=False)
     watched(app, person)
 
 
@@ -168,7 +168,7 @@ def test_an_edit_replaces_from_the_token_on(llm, recorded):
         own = recorded.tokens[1].piece.startswith(" ")
         assert app.run_shown.text.startswith(recorded.tokens[0].text + " " * own + " quietq?")
 
-    app = Watch(llm, recorded, changes={"max_tokens": 8}, store=False)
+    app = WatchApp(llm, recorded, changes={"max_tokens": 8}, store=False)
     watched(app, person)
 
 
@@ -181,7 +181,7 @@ def test_a_fork_that_cannot_be_says_why_and_leads_back(llm):
         (said,) = [note.message for note in app._notifications]
         assert "choice cannot be used" in said
 
-    app = Watch(llm, made, store=False)
+    app = WatchApp(llm, made, store=False)
     watched(app, person)
 
 
@@ -202,7 +202,7 @@ def test_a_live_run_streams_and_can_be_paused_and_stopped(llm):
         await until(pilot, lambda: not app.live)
         assert made.finish_reason == "cancelled" and "cancelled" in screen(pilot)
 
-    app = Watch(llm, request.runs[0], request, store=False)
+    app = WatchApp(llm, request.runs[0], request, store=False)
     watched(app, person)
 
 
@@ -216,7 +216,7 @@ def test_a_record_is_played_at_reading_speed_and_paused(llm, recorded):
         await pilot.press("end", "space")  # from the end it begins again
         await until(pilot, lambda: app.mode == "playing" and app.at < len(recorded.tokens) - 2)
 
-    app = Watch(llm, recorded, store=False)
+    app = WatchApp(llm, recorded, store=False)
     watched(app, person)
 
 
@@ -229,7 +229,7 @@ def test_the_help_is_the_table_of_keys(llm, recorded):
         await pilot.press("x")
         assert len(app.screen_stack) == 1
 
-    app = Watch(llm, recorded, store=False)
+    app = WatchApp(llm, recorded, store=False)
     watched(app, person)
 
 
@@ -250,7 +250,7 @@ def test_strange_text_is_shown_and_never_obeyed(llm, size):
         for picture in (r"\x1b[31m", r"\x1b[2J\x07\x0d↵", "⇥<end>", r"\x7f\x9b", "日本語", "한국어", "👩"):
             assert picture in shown
 
-    app = Watch(llm, made, store=False)
+    app = WatchApp(llm, made, store=False)
     watched(app, person, size)
 
 
@@ -333,11 +333,11 @@ def test_a_file_is_watched_with_its_forks(llm, recorded, tmp_path):
     async def person(pilot):
         assert "at 2 forced" in screen(pilot)
 
-    watched(Watch(llm, loaded, store=False), person)
+    watched(WatchApp(llm, loaded, store=False), person)
 
 
 def test_a_clock_or_a_worker_may_outlive_the_screen(llm, recorded):
-    app = Watch(llm, recorded)
+    app = WatchApp(llm, recorded)
 
     async def person(pilot):
         await pilot.press("right")

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2 as httpx
 
-from glassloop.trace.file import from_bytes
-from glassloop.trace.run import Run
+from glassloop.record.format.glass_file import from_bytes
+from glassloop.record.run import Run
 
 PATIENCE = 300.0  # seconds without a byte, after which a client gives up
 SCHEMA = {

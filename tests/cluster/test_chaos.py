@@ -23,11 +23,11 @@ from cluster.clients import ALL_KINDS, Answer, Asked, ask
 from cluster.test_server import listening
 from server.conftest import Server, serving
 
+from glassloop.record.store.store import Store
 from glassloop.server.app import make_app
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.service import Service
-from glassloop.trace.store import Store
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'glassloop[ray]'")
 pytestmark = pytest.mark.skipif(
@@ -192,7 +192,7 @@ def replicas(**options: Any) -> Iterator[tuple[Any, str]]:
     from glassloop.decode.sampling import Sampling
 
     each = EngineOptions(MODEL, kv_memory="200MB", threads=1, **options)
-    settings = Settings(MODEL)
+    settings = ServerSettings(MODEL)
     with engines(AppOptions((each,), settings)) as (engine,):
         engine.default_sampling = Sampling()
         service = Service(engine, settings, Log())

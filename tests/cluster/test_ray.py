@@ -20,7 +20,7 @@ from cluster.clients import KINDS
 from server.conftest import Server, serving
 
 from glassloop import LLM, Sampling
-from glassloop.trace.file import from_bytes
+from glassloop.record.format.glass_file import from_bytes
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'glassloop[ray]'")
 

@@ -21,13 +21,13 @@ from waiting import wait_until
 
 from glassloop import LLM, Sampling
 from glassloop.cluster.engine import ClusterEngine
+from glassloop.record.format.glass_file import from_bytes
 from glassloop.server.app import make_app
 from glassloop.server.many_models import ManyModels
 from glassloop.server.operation.clients import client_of, remember_key
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.service import Service
-from glassloop.trace.file import from_bytes
 
 PROMPT = "the cat sat on the mat and looked at the moon for a very long time"
 
@@ -69,7 +69,7 @@ class Site:
         engine = ClusterEngine(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
         engine.default_sampling = Sampling()
         engine.wait(2)
-        settings = Settings(name or model, api_keys=api_keys, allow_origins=allow_origins)
+        settings = ServerSettings(name or model, api_keys=api_keys, allow_origins=allow_origins)
         self.service = Service(engine, settings, Log())
 
     def close(self) -> None:

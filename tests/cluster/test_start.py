@@ -37,7 +37,7 @@ def test_an_address_at_which_nothing_listens_is_refused_before_ray_tries_it():
 
 
 def test_a_server_without_replicas_imports_nothing_for_them():
-    wanted = "glassloop.cli.serve, glassloop.server.serve, glassloop.engine.llm"
+    wanted = "glassloop.cli.serve, glassloop.server.serve, glassloop.api.llm"
     names = "[name for name in sys.modules if name.split('.')[0] in ('ray', 'psycopg') or '.cluster' in name]"
     printed = subprocess.run(
         [sys.executable, "-c", f"import sys, {wanted}; print({names})"], capture_output=True, text=True

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from glassloop import Sampling, SamplingError
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.limits import Limits, check_size
+from glassloop.decode.limits import OptionLimits, check_size
 from glassloop.decode.option import MOST
 from glassloop.decode.stop import Loops
 from glassloop.ops import choose_ops
@@ -76,13 +76,13 @@ def test_what_is_too_large_is_an_error_that_names_it(given_options, said):
 
 
 def test_a_deep_schema_is_measured_without_recursion():
-    check_size({"json_schema": nested(9000, "object")}, replace(Limits(), schema_values=10**6))
+    check_size({"json_schema": nested(9000, "object")}, replace(OptionLimits(), schema_values=10**6))
     with pytest.raises(SamplingError, match="json_schema has"):
         check_size({"json_schema": nested(50_000)})
 
 
 def test_limits_of_a_list_have_its_name():
-    names = {field.name for field in fields(Limits)}
+    names = {field.name for field in fields(OptionLimits)}
     assert {
         "stop",
         "bad_words",

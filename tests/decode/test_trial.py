@@ -138,9 +138,10 @@ print(repr(follow({"regex": "b"})))
 def test_a_grammar_is_not_refused_because_it_was_slow_once():
     lines = run("""
 from glassloop.decode import grammar
-from glassloop.decode.trial import TOO_SLOW, Verdict
+from glassloop.decode.trial import TOO_SLOW, TrialVerdict
 trials = grammar._compiler(tokenizer())._trials
-verdicts = [Verdict(TOO_SLOW, 0), Verdict("", 0), Verdict(TOO_SLOW, 0), Verdict(TOO_SLOW, 0)]
+slow = TrialVerdict(TOO_SLOW, 0)
+verdicts = [slow, TrialVerdict("", 0), slow, slow]
 trials._try = lambda source: verdicts.pop(0)
 print(repr(follow({"regex": "a"})))
 print(follow({"regex": "b"}), verdicts)

@@ -17,13 +17,13 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stop import stop_ids
 from glassloop.diffuse.filling import Filling
-from glassloop.diffuse.rows import Rows
-from glassloop.engine.masked import Mask, Pass
+from glassloop.diffuse.rows import MaskedRows
+from glassloop.engine.tasks.masked import Mask, Pass
 from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 MASK = 0
 
@@ -41,7 +41,7 @@ def masked_llm(ops: str = "native") -> MaskedLLM:
     return MaskedLLM(ops)
 
 
-def naive_logits(model: Transformer, rows: Rows, made: Pass) -> Float32:
+def naive_logits(model: Transformer, rows: MaskedRows, made: Pass) -> Float32:
     """The logits of a pass, from one batch that has the whole text and nothing else."""
     tokens = [*rows.tokens, *(row.id for row in rows.kept), *(row.id for row in made.rows)]
     plain = len(rows.tokens)
@@ -72,7 +72,7 @@ def naive_text(llm: SmallLLM, run: Run, options: Diffusion, mask: Mask | None = 
     while len(ids) < run.sampling.max_tokens:
         left = min(run.sampling.max_tokens, CONTEXT - len(run.prompt_ids)) - len(ids)
         width = min(options.block, left)
-        rows = Rows([*run.prompt_ids, *ids], width, [], mask)
+        rows = MaskedRows([*run.prompt_ids, *ids], width, [], mask)
         filling = Filling(width, options, decoder, mask.token, len(ids), passes)
         while not filling.is_full:
             found = naive_logits(llm.transformer, rows, rows.of_pass(filling.places))

@@ -12,7 +12,7 @@ from glassloop import Run, Sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.frames import Frames, frames
 from glassloop.diffuse.write import by_diffusion, follow_passes
-from glassloop.trace.passes import MOST_CHANGES
+from glassloop.record.passes import MOST_CHANGES
 
 
 @pytest.fixture(scope="module")

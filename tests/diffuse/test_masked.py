@@ -17,9 +17,9 @@ from glassloop import GlassloopError, Sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes
-from glassloop.diffuse.rows import Rows
+from glassloop.diffuse.rows import MaskedRows
 from glassloop.edit.infill import infill
-from glassloop.engine.masked import Mask, Masked, MaskedRow, Pass
+from glassloop.engine.tasks.masked import Mask, Masked, MaskedRow, Pass
 
 OPTIONS = Diffusion(block=8, threshold=0.5)
 REVISED = Diffusion(block=8, threshold=0.5, revise=2, revise_by="likelihood")
@@ -84,7 +84,7 @@ def test_a_hole_is_what_the_naive_way_fills(seed):
     before, after = (rng.integers(1, 256, rng.integers(1, 50)).tolist() for _ in range(2))
     width = int(rng.integers(1, 9))
     hole = _hole(llm, seed, before, after, width)
-    rows, tokens = Rows(before, width, after, llm.mask), [None] * width
+    rows, tokens = MaskedRows(before, width, after, llm.mask), [None] * width
     for record in hole.passes:
         logits = naive_logits(llm.transformer, rows, rows.of_pass(tokens))
         masks = [place for place, token in enumerate(tokens) if token is None]
@@ -147,7 +147,7 @@ class _Fixed:
 
 
 def _task(before: list[int], after: list[int], width: int, times: int) -> tuple[Masked, _Fixed, bytes]:
-    rows = Rows(before, width, after, Mask(MASK))
+    rows = MaskedRows(before, width, after, Mask(MASK))
     made = rows.of_pass([None] * width)
     pilot = _Fixed(made, times)
     expected = naive_logits(model(), rows, made).tobytes()
@@ -191,7 +191,7 @@ def test_random_holes_beside_random_requests_in_a_random_engine(seed):
     tasks, expected = [], []
     for _ in range(int(rng.integers(1, 5))):
         before, after = (rng.integers(1, 256, rng.integers(1, 60)).tolist() for _ in range(2))
-        rows = Rows(before, int(rng.integers(1, 8)), after, Mask(MASK, int(rng.integers(0, 3))))
+        rows = MaskedRows(before, int(rng.integers(1, 8)), after, Mask(MASK, int(rng.integers(0, 3))))
         made = rows.of_pass([None if rng.random() < 0.7 else 66 for _ in range(6)] + [None])
         pilot = _Fixed(made, int(rng.integers(1, 20)))
         expected.append(naive_logits(small, rows, made).tobytes())

@@ -18,12 +18,12 @@ from glassloop import GlassloopError, Run, Sampling, TraceError
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.replay import known_before, last_filled
-from glassloop.trace.file import from_bytes, to_bytes, version_of
-from glassloop.trace.header import to_header
-from glassloop.trace.listing import Listing
-from glassloop.trace.store import Store
-from glassloop.trace.token import Token
-from glassloop.trace.validate import read_header
+from glassloop.record.format.check_header import read_header
+from glassloop.record.format.glass_file import from_bytes, to_bytes, version_of
+from glassloop.record.format.header import to_header
+from glassloop.record.store.listing import Listing
+from glassloop.record.store.store import Store
+from glassloop.record.token import Token
 
 OPTIONS = Diffusion(block=8, threshold=0.6, revise=1)
 DOCS = Path(__file__).parents[2] / "docs"

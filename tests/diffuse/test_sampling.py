@@ -16,8 +16,8 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.write import by_diffusion
 from glassloop.engine.request import Request
 from glassloop.ops.native.ops import NativeOps
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.token import Token
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.token import Token
 
 SAMPLING = Sampling(seed=3, max_tokens=20, diffusion=8)
 

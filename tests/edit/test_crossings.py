@@ -18,7 +18,7 @@ from glassloop import GlassloopError, Run, Sampling
 from glassloop.decode.task_kinds import KINDS
 from glassloop.edit.record import Edit
 from glassloop.engine.adapters import LoadedAdapter
-from glassloop.trace.store import Store
+from glassloop.record.store.store import Store
 
 TEXT = "the quick brown fox jumps"
 LETTERS = tuple(range(97, 123))

@@ -12,14 +12,14 @@ from diffuse.small import masked_llm, naive_logits
 from engine.random_runs import small_llm
 
 from glassloop import GlassloopError, Sampling, TraceError
-from glassloop.diffuse.rows import Rows
+from glassloop.diffuse.rows import MaskedRows
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.masks import masked_bits
-from glassloop.edit.proposal import Work
+from glassloop.edit.proposal import EditWork
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
-from glassloop.engine.masked import MaskedRow, Pass
-from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.engine.tasks.masked import MaskedRow, Pass
+from glassloop.record.format.glass_file import from_bytes, to_bytes
 
 BEFORE, AFTER = "the quick brown", "fox jumps"
 LETTERS = Sampling(seed=1, allowed_token_ids=[97, 98, 99])
@@ -132,13 +132,13 @@ def test_what_does_not_go_together_is_refused():
 def test_the_doubt_about_a_token_is_that_of_a_mask_in_its_place():
     llm = masked_llm()
     ids = list(b"the lazy dog and the cat")
-    work = Work(llm, 1)
+    work = EditWork(llm, 1)
     run = work.text(list(b"hello "), ids)
     found = masked_bits(work, run)
     # Masks at the places 1, 7, 13 and 19: what is before the first is plain, the rest is kept.
     places = range(1, len(ids), 6)
     whole = [*b"hello ", *ids]
-    rows = Rows(whole[:7], 1, [], llm.mask)
+    rows = MaskedRows(whole[:7], 1, [], llm.mask)
     rows.tokens, rows.kept = whole[:7], []
     rows.kept = [MaskedRow(ids[at], 6 + at) for at in range(1, len(ids)) if at not in places]
     made = Pass([MaskedRow(llm.mask.token, 6 + at, True, llm.mask.adapter) for at in places], len(places))

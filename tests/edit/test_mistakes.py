@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Sampling
-from glassloop.diffuse.rows import Rows
+from glassloop.diffuse.rows import MaskedRows
 from glassloop.edit import mistakes
 from glassloop.edit.masks import look
 from glassloop.edit.mistakes import evidence
-from glassloop.edit.proposal import Proposal, Work
+from glassloop.edit.proposal import EditWork, Proposal
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
-from glassloop.engine.masked import MaskedRow, Pass
+from glassloop.engine.tasks.masked import MaskedRow, Pass
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it"
 LETTERS = tuple(range(97, 123))
@@ -65,13 +65,13 @@ def test_the_evidence_is_the_posterior_of_a_writer_from_the_left(weights, data):
 def test_a_look_is_what_masks_in_these_places_expect():
     llm = masked_llm()
     ids = list(TEXT.encode())
-    work = Work(llm, 1)
+    work = EditWork(llm, 1)
     run = work.text(ids[:3], ids[3:])
     places = [4, 9, 10, 17, 30]
     found = look(work, run, places, {9: [120, 121]}, 2, 3)
     assert sorted(found) == places
     for masked in (places[::2], places[1::2]):
-        rows = Rows(ids[:3], 1, [], llm.mask)
+        rows = MaskedRows(ids[:3], 1, [], llm.mask)
         rows.tokens = ids[: 3 + masked[0]]
         rows.kept = [
             MaskedRow(ids[3 + at], 3 + at) for at in range(masked[0], len(ids) - 3) if at not in masked

@@ -13,7 +13,7 @@ from edit.toy import LETTERS
 from engine.random_runs import small_llm
 
 from glassloop import GlassloopError, Sampling
-from glassloop.edit.proposal import Work
+from glassloop.edit.proposal import EditWork
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
 from glassloop.edit.spans import borders
@@ -25,7 +25,7 @@ DRAWN = Sampling(seed=1, temperature=1.0, allowed_token_ids=tuple(range(97, 123)
 
 def test_surprise_from_both_sides_is_the_share_among_the_rivals():
     llm, ids = small_llm(), list(TEXT.encode())
-    work = Work(llm, 0)
+    work = EditWork(llm, 0)
     run = work.text(ids[:1], ids[1:])
     for found in measure(work, run, [3, 12], window=4, step=0):
         at = found.place.start + 1  # in the whole text
@@ -127,7 +127,7 @@ def test_a_repair_replays_bit_for_bit(tmp_path):
 def test_spans_begin_and_end_where_characters_do():
     """The model's tokens are single bytes: most places of this text are inside a character."""
     llm, text = small_llm(), "xé e\u0301tude 👩\u200d👧!"
-    work = Work(llm, 0)
+    work = EditWork(llm, 0)
     ids = list(text.encode())
     run = work.text(ids[:1], ids[1:])
     cuts = borders(work, run)

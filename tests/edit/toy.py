@@ -11,7 +11,7 @@ from engine.small import EOS
 from glassloop import Sampling
 from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 LETTERS = (97, 98, 99)
 

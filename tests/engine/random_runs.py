@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from engine.small import EOS, loop, model, tokenizer
 
+from glassloop.api.llm import LLM
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.llm import LLM
 from glassloop.engine.logits import RowCache
 from glassloop.engine.thread import EngineThread
 from glassloop.text.pieces import Pieces

@@ -32,10 +32,10 @@ from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.text.alphabet import to_alphabet
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
 
 CONTEXT = 200
 EOS = 256

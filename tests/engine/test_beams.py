@@ -18,17 +18,17 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.history import History
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Stopper
-from glassloop.engine.beams import Beams
 from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request, runs_of
-from glassloop.engine.task import CANCELLED
+from glassloop.engine.tasks.beams import Beams
+from glassloop.engine.tasks.task import CANCELLED
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.loader import ModelFiles
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 
 class _Plain:

@@ -22,7 +22,7 @@ from glassloop.engine.request import Request
 from glassloop.engine.thread import EngineThread
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
-from glassloop.trace.store import Store
+from glassloop.record.store.store import Store
 
 
 def text_of(run: Run) -> str:

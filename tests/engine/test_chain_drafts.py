@@ -14,9 +14,9 @@ from engine.small import drafting_model, finish, loop, model, naive, request, sa
 from glassloop import LLM
 from glassloop.decode.luck import branch_key, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
-from glassloop.engine import chain_drafts
-from glassloop.engine.chain_drafts import ChainDrafts
-from glassloop.engine.drafts import Lookup
+from glassloop.engine.drafting import chain_drafts
+from glassloop.engine.drafting.chain_drafts import ChainDrafts
+from glassloop.engine.drafting.drafts import Lookup
 from glassloop.engine.loop import Loop
 from glassloop.model import drafter
 from glassloop.model.cache import Branches

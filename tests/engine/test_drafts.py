@@ -7,10 +7,10 @@ import pytest
 from engine.small import EOS, finish, loop, model, naive, request, same, tokenizer
 
 from glassloop import LLM, GlassloopError, Sampling
-from glassloop.engine import draft_model
 from glassloop.engine.branch import Branch
-from glassloop.engine.draft_model import DraftModel
-from glassloop.engine.drafts import (
+from glassloop.engine.drafting import draft_model
+from glassloop.engine.drafting.draft_model import DraftModel
+from glassloop.engine.drafting.drafts import (
     AcceptanceRates,
     Lookup,
     NgramIndex,

@@ -14,9 +14,9 @@ from engine.small import drafting_model, finish, loop, model, naive, request, sa
 from glassloop import GlassloopError, Sampling
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.decode.stop import Pause
-from glassloop.engine.draft_model import DraftModel
-from glassloop.engine.masked import Mask
-from glassloop.engine.reading import Reading
+from glassloop.engine.drafting.draft_model import DraftModel
+from glassloop.engine.tasks.masked import Mask
+from glassloop.engine.tasks.reading import Reading
 from glassloop.engine.thread import Busy, EngineThread
 
 _SAMPLING = Sampling(max_tokens=12, seed=3, temperature=0.7)

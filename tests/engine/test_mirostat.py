@@ -18,7 +18,7 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stage import REGISTER
 from glassloop.decode.stages.mirostat import LN2, next_bound
 from glassloop.diffuse.hole import fill_holes
-from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.record.format.glass_file import from_bytes, to_bytes
 
 MIROSTAT = Sampling(mirostat_tau=2.0, mirostat_eta=0.5, seed=3, max_tokens=24, ignore_eos=True)
 

@@ -20,8 +20,8 @@ from engine.random_runs import SmallLLM
 
 from glassloop import LLM, GlassloopError, Run, Sampling
 from glassloop.engine.lens import Lenses
-from glassloop.shown import shown
 from glassloop.text.chat import ChatTemplate
+from glassloop.util.shown import shown
 
 HOSTILE: dict[str, Any] = {
     "None": None,

@@ -28,14 +28,15 @@ from engine.small import (
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.diffuse.write import DiffusionRequest
-from glassloop.engine import sample, scheduler
+from glassloop.engine import scheduler
 from glassloop.engine.ahead import Flight
 from glassloop.engine.loop import Loop
-from glassloop.engine.masked import Mask
 from glassloop.engine.request import Request
-from glassloop.engine.task import Call
+from glassloop.engine.tasks import sample
+from glassloop.engine.tasks.masked import Mask
+from glassloop.engine.tasks.task import PlannedCall
 from glassloop.model.transformer import Transformer
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 # Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
 SCENARIOS = int(os.environ.get("GLASSLOOP_SCENARIOS", "120"))
@@ -278,7 +279,7 @@ def _watched(engine: Loop) -> Counter[str]:
     happened: Counter[str] = Counter()
     plan = engine.scheduler.plan
 
-    def planned() -> list[Call]:
+    def planned() -> list[PlannedCall]:
         calls = plan()
         works = [work for call in calls for work in call.works]
         happened["chunked prompts"] += sum(work.wanted == 0 for work in works)

@@ -17,13 +17,13 @@ from glassloop.engine import scheduler
 from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
 from glassloop.engine.hidden import mean_hidden
 from glassloop.engine.logits import logits_after
-from glassloop.engine.reading import Reading
-from glassloop.engine.task import Program
+from glassloop.engine.tasks.reading import Reading
+from glassloop.engine.tasks.task import RowProgram
 from glassloop.engine.thread import Busy, EngineThread
 from glassloop.model.cache import Branches
 from glassloop.model.lens import Lens
 from glassloop.ops.native.ops import NativeOps
-from glassloop.trace.file import from_bytes, to_bytes
+from glassloop.record.format.glass_file import from_bytes, to_bytes
 
 
 def _ids(length: int, seed: int = 0) -> list[int]:
@@ -47,7 +47,7 @@ def _reading(kind: str, transformer, ids: list[int], first: int, deadline: Deadl
         whole = Branches(transformer, CONTEXT + 32).forward([(0, 0, ids)], every_logit=True)
         return Reading(ids, first, pieces.append, None, deadline), pieces, whole[first:]
     if kind == "hidden":
-        program = Program(transformer.hidden, together=True)
+        program = RowProgram(transformer.hidden, together=True)
         return (
             Reading(ids, first, pieces.append, program, deadline),
             pieces,
@@ -57,7 +57,7 @@ def _reading(kind: str, transformer, ids: list[int], first: int, deadline: Deadl
     branches = Branches(transformer, CONTEXT + 32)
     compute = lens.layers if kind == "layers" else lens.attention
     expected = compute(branches.batch([(0, 0, ids)]), branches.pages)
-    program = Program(compute, together=False)
+    program = RowProgram(compute, together=False)
     return Reading(ids, len(ids) - 1, pieces.append, program, deadline), pieces, expected
 
 
@@ -275,7 +275,7 @@ def test_what_goes_wrong_in_one_is_its_own():
 
     good, pieces, expected = _reading("hidden", small, _ids(60), 0)
     bad = [
-        Reading(_ids(60, 1), 3, lambda _: None, Program(broken, together=False)),
+        Reading(_ids(60, 1), 3, lambda _: None, RowProgram(broken, together=False)),
         Reading(_ids(60, 1), 3, lambda _: 1 // 0),
         Reading([1, 2, 9999], 0, lambda _: None),
         Reading([1, -1, 3], 0, lambda _: None),

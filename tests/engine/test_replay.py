@@ -15,8 +15,8 @@ from glassloop import LLM, Candidates, GlassloopError, Run, Sampling, SamplingEr
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.decode.stage import REGISTER
 from glassloop.model.cache import Branches
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.token import Token
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.token import Token
 
 # Each scenario has some 20 tokens. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
 SCENARIOS = int(os.environ.get("GLASSLOOP_SCENARIOS", "250"))

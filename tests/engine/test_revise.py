@@ -17,11 +17,11 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.stop import Pause
 from glassloop.engine.request import Request
-from glassloop.engine.revise import Revising, settled_tokens
-from glassloop.engine.sample import Sample
+from glassloop.engine.tasks.revise import Revising, settled_tokens
+from glassloop.engine.tasks.sample import Sample
 from glassloop.model.cache import Branches
 from glassloop.ops.native.ops import NativeOps
-from glassloop.trace.token import TakenBack, Token
+from glassloop.record.token import TakenBack, Token
 
 SAMPLING = Sampling(temperature=1.2, seed=3, max_tokens=40, revise=4, revise_window=6, revise_bits=4.0)
 

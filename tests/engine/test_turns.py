@@ -17,9 +17,9 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.engine import turns as turns_module
 from glassloop.engine.loop import Loop
-from glassloop.engine.masked import Mask
-from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
+from glassloop.engine.tasks.masked import Mask
+from glassloop.engine.tasks.reading import Reading
 from glassloop.engine.turns import Turns
 
 STEP, ROW = 0.003, 0.0005  # seconds of a step, and of each of its rows

@@ -17,7 +17,7 @@ from glassloop.evaluate.evaluation import Evaluation, evaluate
 from glassloop.evaluate.figures import figures_of_samples
 from glassloop.evaluate.methods import parse_method, parse_methods
 from glassloop.evaluate.record import Record, RecordError, read
-from glassloop.evaluate.task import Item, Task
+from glassloop.evaluate.task import EvaluationTask, TaskItem
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import Path as Path_
 from glassloop.search.solve import solve
@@ -35,9 +35,9 @@ def is_lucky(text: str) -> Verdict:
     return Verdict(passed, float(passed))
 
 
-TASK = Task(
+TASK = EvaluationTask(
     "letters",
-    tuple(Item(f"q{number}", f"question {number}", verify=is_lucky) for number in range(6)),
+    tuple(TaskItem(f"q{number}", f"question {number}", verify=is_lucky) for number in range(6)),
     last_letter,
     max_tokens=24,
     chat=False,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop.evaluate.analyse import Outcome
-from glassloop.evaluate.report import Row, comparisons, figures_of, plot, row_of, table
+from glassloop.evaluate.analyse import ItemOutcome
+from glassloop.evaluate.report import ReportRow, comparisons, figures_of, plot, row_of, table
 from glassloop.evaluate.statistics import Z_95, mcnemar, sign_test, wilson
 
 
@@ -56,8 +56,8 @@ def test_many_items_do_not_overflow() -> None:
 
 def test_the_parts_of_a_task_have_figures_of_their_own() -> None:
     results = {
-        "one": {"a": Outcome(True, 3), "b": Outcome(False, 3), "c": Outcome(True, 3)},
-        "two": {"a": Outcome(True, 3), "b": Outcome(True, 3), "c": Outcome(False, 3)},
+        "one": {"a": ItemOutcome(True, 3), "b": ItemOutcome(False, 3), "c": ItemOutcome(True, 3)},
+        "two": {"a": ItemOutcome(True, 3), "b": ItemOutcome(True, 3), "c": ItemOutcome(False, 3)},
     }
     rows = [row_of(method, found, None) for method, found in results.items()]
     figures = figures_of("t", "m", rows, results, {"a": "x", "b": "x", "c": "y"})
@@ -73,9 +73,9 @@ def test_the_parts_of_a_task_have_figures_of_their_own() -> None:
 
 def test_a_plot_and_a_table_of_anything() -> None:
     rows = [
-        Row("a<b:1", 0.0, 0.0, 0.1, 10, 0, 0, 0.0, None),
-        Row("vote:8", 0.5, 0.4, 0.6, 10, 5, 100, 10.0, 1.5),
-        Row("vote:16", 1.0, 0.7, 1.0, 10, 10, 200, 20.0, 3.0),
+        ReportRow("a<b:1", 0.0, 0.0, 0.1, 10, 0, 0, 0.0, None),
+        ReportRow("vote:8", 0.5, 0.4, 0.6, 10, 5, 100, 10.0, 1.5),
+        ReportRow("vote:16", 1.0, 0.7, 1.0, 10, 10, 200, 20.0, 3.0),
     ]
     svg = plot("a & b", rows)
     assert svg.count("<circle") == 3 and "a &amp; b" in svg and "NaN" not in svg

@@ -18,7 +18,7 @@ from glassloop.evaluate.__main__ import main
 from glassloop.evaluate.evaluation import Evaluation, evaluate
 from glassloop.evaluate.find import find_task
 from glassloop.evaluate.record import read
-from glassloop.evaluate.task import Task
+from glassloop.evaluate.task import EvaluationTask
 from glassloop.search.verify import sandbox
 from glassloop.search.verify.likelihood import encode_pair, judged_by, likelihood, score_each
 
@@ -272,7 +272,7 @@ def test_another_model_judges_by_likelihood(tiny: LLM) -> None:
 # ---- evaluations
 
 
-def animals(tmp_path: Path) -> Task:
+def animals(tmp_path: Path) -> EvaluationTask:
     rows = [{"prompt": f"q{n}", "choices": ["a", "bb", "ccc"], "answer": n % 3} for n in range(5)]
     return find_task(str(write(tmp_path / "animals.jsonl", *rows)))
 

@@ -25,7 +25,7 @@ from glassloop.ops.torch import nvrtc, packed_linear
 from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
-from glassloop.ops.torch.packed import Packed
+from glassloop.ops.torch.packed import PackedMatrix
 
 SILU = 2
 # bits, whether there are middles, the group of a scale
@@ -42,7 +42,7 @@ def random_matrix(bits, has_middle, group, height, columns):
     middle = torch.randn(scale.shape, device="cuda") * 2.0 ** torch.randint(
         -40, 3, scale.shape, device="cuda"
     )
-    return Packed.of(codes, scale, middle if has_middle else None, bits)
+    return PackedMatrix.of(codes, scale, middle if has_middle else None, bits)
 
 
 @pytest.mark.skipif(not nvrtc.is_available(), reason="needs NVRTC")
@@ -56,7 +56,7 @@ def test_all_kernels_have_the_same_bits(kind, monkeypatch):
         else:
             parts = [TorchMatrix.of(random_matrix(*kind, width, columns)) for _ in range(2)]
             weight = TorchMatrix.joined(parts, in_turn=True)
-            assert isinstance(weight, Packed) and weight.matrices == 2
+            assert isinstance(weight, PackedMatrix) and weight.matrices == 2
         gated = outputs == "gated"
         width = weight.shape[0] // 2 if gated else weight.shape[0]
         x = torch.randn(70, columns, device="cuda") * torch.randn(70, columns, device="cuda").exp()
@@ -88,7 +88,7 @@ def test_all_kernels_have_the_same_bits(kind, monkeypatch):
                 assert same, (outputs, rows, width, columns)
 
 
-def exact_values(weight: Packed) -> torch.Tensor:
+def exact_values(weight: PackedMatrix) -> torch.Tensor:
     """Returns the values of a matrix in half precision, rounded once: first to an odd float32, if they are
     not exact, which is never halfway between two of half precision."""
     codes, scale, middle = weight.parts()

@@ -18,7 +18,7 @@ from glassloop.train.checkpoint import read_checkpoint  # noqa: E402
 from glassloop.train.config import TrainConfig, TrainError  # noqa: E402
 from glassloop.train.network import Network  # noqa: E402
 from glassloop.train.new_model import first_weights, new_config  # noqa: E402
-from glassloop.train.ops import Packed  # noqa: E402
+from glassloop.train.ops import SequenceBatch  # noqa: E402
 from glassloop.train.tokens import TokenWriter  # noqa: E402
 from glassloop.train.train import resume, train  # noqa: E402
 
@@ -57,7 +57,7 @@ def test_gradients_are_those_of_the_cpu(data):
             torch.from_numpy(np.ascontiguousarray(each)).to(device)
             for each in (ids[:, :-1].reshape(-1), ids[:, 1:].reshape(-1), positions, documents)
         )
-        loss = network.loss(Packed(tokens, places, 2, 32, numbers), targets)
+        loss = network.loss(SequenceBatch(tokens, places, 2, 32, numbers), targets)
         loss.backward()
         found[device] = {name: weight.grad.cpu() for name, weight in network.parameters.items()}
     for name, gradient in found["cpu"].items():
@@ -78,7 +78,7 @@ def test_documents_are_kept_apart_by_the_flash_kernel_as_by_the_mask(data):
             for each in (ids[:, :-1].reshape(-1), ids[:, 1:].reshape(-1), documents)
         )
         positions = torch.cat([torch.arange(size) for size in (5, 7, 20)]).repeat(3).cuda()
-        loss = network.loss(Packed(tokens, positions, 3, 32, numbers, cuts=cuts), targets)
+        loss = network.loss(SequenceBatch(tokens, positions, 3, 32, numbers, cuts=cuts), targets)
         loss.backward()
         found.append((loss.item(), network.parameters["layers.0.k.weight"].grad))
     (plain, one), (flash, other) = found
@@ -94,7 +94,7 @@ def test_a_large_vocabulary_has_the_gradients_of_a_small_one_in_bf16(data, monke
     for most, compiled in ((1 << 27, False), (20_000, False), (20_000, True)):
         monkeypatch.setattr("glassloop.train.network._MOST_LOGITS", most)
         network = Network(config, weights, device="cuda", bf16=True, compile=compiled)
-        batch = Packed(ids[:, :-1].reshape(-1), torch.arange(32).repeat(2).cuda(), 2, 32)
+        batch = SequenceBatch(ids[:, :-1].reshape(-1), torch.arange(32).repeat(2).cuda(), 2, 32)
         with network.training():
             loss = network.loss(batch, ids[:, 1:].reshape(-1))
         loss.backward()

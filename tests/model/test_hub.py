@@ -21,11 +21,11 @@ from model.wheelhouse import files_below
 from waiting import awake
 
 from glassloop.errors import RegistryError
-from glassloop.files import sha256_of
 from glassloop.model import registry
 from glassloop.model.fingerprint import fingerprint
 from glassloop.model.registry.hub_files import choose
 from glassloop.model.registry.names import HubName
+from glassloop.util.files import sha256_of
 
 # The client reads HF_ENDPOINT when it is imported, so each call has a process of its own.
 DRIVER = """

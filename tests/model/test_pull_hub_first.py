@@ -11,8 +11,8 @@ import pytest
 from model.fake_hub import FakeHub
 from model.wheelhouse import files_below, make_entry, point_pip, start
 
-from glassloop.files import sha256_of
-from glassloop.model.registry.catalog import CATALOG, Entry, HubFile
+from glassloop.model.registry.catalog import CATALOG, CatalogEntry, HubFile
+from glassloop.util.files import sha256_of
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Entry, bytes]:
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CatalogEntry, bytes]:
     """An entry in two wheels, and its bytes."""
     import zipfile
 
@@ -50,7 +50,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Entry, bytes
 )
 def test_the_hub_is_asked_first_and_the_hash_decides(
     cache: Path,
-    entry: tuple[Entry, bytes],
+    entry: tuple[CatalogEntry, bytes],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     hub: str,

@@ -22,8 +22,8 @@ from model.wheelhouse import (
 )
 from waiting import wait_until
 
-from glassloop.files import sha256_of
 from glassloop.model import registry
+from glassloop.util.files import sha256_of
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from glassloop.model.registry.catalog import CATALOG, Entry, Member, StoredFile, Wheel
+from glassloop.model.registry.catalog import CATALOG, CatalogEntry, Member, StoredFile, Wheel
 
 # The process that pulls, as `glassloop models pull` does, with one entry more in the catalog.
 DRIVER = """
@@ -62,7 +62,7 @@ def stored_file(name: str, members: list[tuple[Wheel, str, bytes]]) -> StoredFil
 
 def make_entry(
     folder: Path, name: str = "toy", parts: int = 1, size: int = 100_000, notice: str = ""
-) -> Entry:
+) -> CatalogEntry:
     """An entry whose file lies in so many wheels, with a licence beside it in the first."""
     chunks = [os.urandom(size) for _ in range(parts)]
     terms = b"terms\n"
@@ -76,10 +76,10 @@ def make_entry(
         (wheel, f"data/{n}", chunk) for n, (wheel, chunk) in enumerate(zip(wheels, chunks, strict=True))
     ]
     beside = stored_file("TERMS", [(wheels[0], "data/TERMS", terms)])
-    return Entry(name, "model", stored_file(f"{name}.gguf", members), "MIT", notice, (beside,))
+    return CatalogEntry(name, "model", stored_file(f"{name}.gguf", members), "MIT", notice, (beside,))
 
 
-def known(monkeypatch: pytest.MonkeyPatch, entry: Entry) -> Entry:
+def known(monkeypatch: pytest.MonkeyPatch, entry: CatalogEntry) -> CatalogEntry:
     monkeypatch.setitem(CATALOG, entry.name, entry)
     return entry
 
@@ -101,7 +101,7 @@ def put(cache: Path, name: str, missing: int = 0) -> Path:
 
 
 def start(
-    entry: Entry | None, name: str, *, stderr: int = subprocess.PIPE, before: str = ""
+    entry: CatalogEntry | None, name: str, *, stderr: int = subprocess.PIPE, before: str = ""
 ) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", before + DRIVER, repr(entry) if entry else "", name]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)

@@ -57,7 +57,7 @@ from glassloop.ops.torch.kernels import packed as packed_kernels
 from glassloop.ops.torch.launcher import _attention_keeps
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
-from glassloop.ops.torch.packed import Form, Packed, pack
+from glassloop.ops.torch.packed import Form, PackedMatrix, pack
 from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
 CHOICE_WIDTHS = (50, 700, 4100)
@@ -542,7 +542,7 @@ def check_packed() -> None:
         parts = [TorchMatrix.of(pack(random_tensor(rng, "part", (16, 256), format))) for _ in range(2)]
         alone = [part.stored.expanded() for part in parts]  # type: ignore[union-attr]
         both = TorchMatrix.joined(parts, in_turn=True)
-        assert isinstance(both, Packed) and both.matrices == 2
+        assert isinstance(both, PackedMatrix) and both.matrices == 2
         assert TorchMatrix.joined(parts, in_turn=True).data.data_ptr() == both.data.data_ptr()
         in_turn = torch.stack(alone, 1).flatten(0, 1)
         assert both.expanded().equal(in_turn) and _expanded_by_kernel(both).equal(in_turn), format.name
@@ -562,14 +562,14 @@ def check_packed() -> None:
             random_tensor(rng, "narrow", (1024, 64 if format.block_values == 32 else 256), format)
         )
         narrow.stays_packed = True
-        assert isinstance(narrow.stored, Packed) is (narrow.into == 256), format.name
+        assert isinstance(narrow.stored, PackedMatrix) is (narrow.into == 256), format.name
     # Matrices of different formats take what they take in their common form.
     several = [TorchMatrix(random_tensor(rng, "each", (16, 256), each)) for each in formats]
     for matrix in several:
         matrix.stays_packed = True
     expected_bytes = TorchMatrix.missing_bytes(several, True)
     joined = TorchMatrix.joined(several)
-    assert isinstance(joined, Packed) and joined.form == Form(8, 16, True)
+    assert isinstance(joined, PackedMatrix) and joined.form == Form(8, 16, True)
     assert joined.data.nbytes == expected_bytes and TorchMatrix.missing_bytes(several, True) == 0
     shape = config(dim=128, ffn_dim=256, heads=8, tied=True)
     kinds = {"q": "Q4_0", "k": "Q8_0", "v": "Q4_1", "o": "Q5_1", "down": "Q5_0", "token_embedding": "Q4_1"}
@@ -583,7 +583,7 @@ def check_packed() -> None:
             model = Transformer(shape, weights, TorchOps())
         assert model.ops.description.endswith("/packed") is (stored == "packed")
         program: Any = model._program.plain.__self__  # type: ignore[attr-defined]
-        is_packed = [isinstance(each.get("weight"), Packed) for each in program._settings]
+        is_packed = [isinstance(each.get("weight"), PackedMatrix) for each in program._settings]
         assert sum(is_packed) == (0 if stored == "expanded" else 5), is_packed
         cache = Branches(model, 64, branches=2)
         rows = [cache.forward([(0, 0, tokens(7)), (1, 0, tokens(3, 1))], every_logit=True)]
@@ -618,7 +618,7 @@ def _packed_values(tensor: Any) -> torch.Tensor:
     return (torch.from_numpy(codes).double() * rounded[0] + rounded[1]).float().reshape(tensor.shape)
 
 
-def _expanded_by_kernel(weight: Packed) -> torch.Tensor:
+def _expanded_by_kernel(weight: PackedMatrix) -> torch.Tensor:
     rows, columns = weight.shape
     out = torch.zeros(rows, columns)
     packed_kernels.expand_kernel[(-(-rows // 8), -(-columns // 512))](
@@ -712,7 +712,7 @@ def check_packed_linear() -> None:
         for rows, gated, shared in product((1, 2, 8, 9, 16, 17, 64), (False, True), (101_376, 232_448)):
             data = empty(512, columns * (bits + 32 // group), dtype=torch.uint8)
             matrices = 2 if gated else 1
-            weight = Packed(data, (4096, columns), Form(bits, group, has_middle), matrices)
+            weight = PackedMatrix(data, (4096, columns), Form(bits, group, has_middle), matrices)
             found = packed_linear.division_for(rows, columns, weight.form, shared)
             assert found is not None and found.shared * found.division.blocks <= shared, (rows, columns)
             out = empty(rows, 4096 // matrices, dtype=half if gated else torch.float32)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassloop import GlassloopError, Sampling, Solution, TraceError, Verdict
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.search.confidence import likelihood, lowest_group, token_confidences
 from glassloop.search.methods import METHODS, make_method
 from glassloop.search.record import from_runs, read_record
 from glassloop.search.solution import Path
 from glassloop.search.verdict import verdict_of
 from glassloop.search.voting import consensus, elect, voters, votes_of
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
 
 OPTIONS = Sampling(seed=1, max_tokens=30, temperature=1.2, logit_bias={10: 3.0, 259: 2.0})
 

@@ -17,11 +17,11 @@ import pytest
 from glassloop.errors import GlassloopError
 from glassloop.search.verdict import verdict_of
 from glassloop.search.verify import sandbox
-from glassloop.search.verify.sandbox import Limits, run
+from glassloop.search.verify.sandbox import SandboxLimits, run
 from glassloop.search.verify.unit_tests import code_of, python_check, unit_tests
 
-SHORT = Limits(seconds=1.0, memory=256 << 20)
-ENOUGH = Limits(seconds=30, memory=256 << 20)  # for what ends by itself, on a busy machine too
+SHORT = SandboxLimits(seconds=1.0, memory=256 << 20)
+ENOUGH = SandboxLimits(seconds=30, memory=256 << 20)  # for what ends by itself, on a busy machine too
 GOOD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 
 
@@ -180,7 +180,7 @@ def test_what_a_program_says_cannot_steer_a_terminal() -> None:
 
 def test_without_isolation_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = Path(sandbox._SCRIPT).read_text().replace('!= "x86_64"', '!= "a machine without seccomp"')
-    other = tmp_path / "child.py"
+    other = tmp_path / "util/child.py"
     other.write_text(script)
     monkeypatch.setattr(sandbox, "_SCRIPT", other)
     with pytest.raises(

@@ -17,7 +17,7 @@ from glassloop import LLM
 from glassloop.server.app import make_app
 from glassloop.server.operation.access import AccessControl
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
 
@@ -90,7 +90,7 @@ def place(
     change: Callable[[Any, Service], None] | None = None,
     **settings: Any,
 ) -> Iterator[Place]:
-    made = Settings("tiny", **{"api_keys": KEYS, "store": store, **settings})
+    made = ServerSettings("tiny", **{"api_keys": KEYS, "store": store, **settings})
     storage = None if store is None else RunStorage(store, None, made.keep, Log())
     service = Service(llm, made, Log(), storage)
     app = make_app(service)

@@ -23,7 +23,7 @@ from glassloop.server.openai.tokens import DetokenizeBody, TokenizeBody
 from glassloop.server.operation.bodies import MOST_CONTAINERS, Bodies, is_json, parse
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.workers import Pools, Workers
-from glassloop.server.runs.routes import EditBody, ForkBody, StartBody, StepBody
+from glassloop.server.runs.routes import ForkBody, StartBody, StepBody, TextForkBody
 from glassloop.server.streaming import to_json_in_pieces
 
 BODIES = (
@@ -35,7 +35,7 @@ BODIES = (
     DetokenizeBody,
     StartBody,
     ForkBody,
-    EditBody,
+    TextForkBody,
     StepBody,
 )
 values = st.recursive(

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from glassloop.server.operation.alarm import Alarm
-from glassloop.server.operation.connection import Connection, ConnectionLimits
+from glassloop.server.operation.connection import ClientConnection, ConnectionLimits
 
 LIMITS = ConnectionLimits(
     header_bytes=2000, request_bytes=5000, request_seconds=0.5, stalled_seconds=0.5, connections=4
@@ -62,7 +62,7 @@ def served():
     config = uvicorn.Config(
         application,
         port=0,
-        http=partial(Connection, limits=LIMITS),
+        http=partial(ClientConnection, limits=LIMITS),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -18,7 +18,7 @@ from glassloop import LLM, GlassloopError, Run, Sampling
 from glassloop.cli.main import app
 from glassloop.cli.terminal import visible
 from glassloop.cli.worst import worst_to_dict
-from glassloop.trace.file import to_bytes
+from glassloop.record.format.glass_file import to_bytes
 from server.conftest import Server, serving
 
 FRANCE = "The capital of France is"

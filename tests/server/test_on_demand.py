@@ -20,7 +20,7 @@ from glassloop.cli.serving import name_models
 from glassloop.server import on_demand
 from glassloop.server.on_demand import Asleep, ModelPlan, OnDemandModels
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.service import Service
 from server.conftest import MODEL, serving
 
@@ -88,7 +88,9 @@ def test_two_real_models_take_turns_in_the_memory_of_one():
 
 
 def test_a_model_that_can_never_fit_is_refused_at_the_start(tiny_path):
-    named = name_models(Settings(str(tiny_path)), [str(tiny_path), MODEL], [f"a={MODEL}", "b", "c=tiny"])
+    named = name_models(
+        ServerSettings(str(tiny_path)), [str(tiny_path), MODEL], [f"a={MODEL}", "b", "c=tiny"]
+    )
     assert [each.names for each in named] == [("tiny", "b", "c"), (MODEL, "a")]
     for aliases, said in (
         (["x=nothing"], "NAME or NAME=MODEL is expected, where MODEL is one of tiny"),
@@ -97,7 +99,7 @@ def test_a_model_that_can_never_fit_is_refused_at_the_start(tiny_path):
         ([""], "letters, digits"),
     ):
         with pytest.raises(GlassloopError, match=said):
-            name_models(Settings(str(tiny_path)), [str(tiny_path), MODEL], aliases)
+            name_models(ServerSettings(str(tiny_path)), [str(tiny_path), MODEL], aliases)
 
 
 def test_no_model_is_loaded_for_a_stranger(tiny_path, tmp_path):
@@ -125,7 +127,9 @@ class Pool:
         self.wrong = wrong
         first = self.load(path)
         services = [
-            Service(first if place == 0 else Asleep.as_engine(name, first.config), Settings(name), Log())
+            Service(
+                first if place == 0 else Asleep.as_engine(name, first.config), ServerSettings(name), Log()
+            )
             for place, name in enumerate(names)
         ]
         plans = [ModelPlan(first.config, 10, lambda: self.load(path)) for _ in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glassloop.errors import GlassloopError
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 
 from .conftest import serving
 
@@ -98,7 +98,7 @@ def test_requested_headers_must_be_names(shared):
 )
 def test_an_origin_is_written_as_browsers_write_it(origin):
     with pytest.raises(GlassloopError, match="allow-origin is"):
-        Settings("model", allow_origins=(origin,))
+        ServerSettings("model", allow_origins=(origin,))
 
 
 def test_without_a_key_the_host_must_be_local_all_the_same():

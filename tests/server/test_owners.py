@@ -14,7 +14,7 @@ from hostile.tiny import write_tiny
 from glassloop import LLM, Sampling
 from glassloop.server.app import make_app
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.service import Service
 from server.in_process import Client, serving
 
@@ -40,7 +40,7 @@ def llm(model) -> Iterator[LLM]:
 @contextmanager
 def serving_clients(llm: LLM, owner: str) -> Iterator[tuple[Client, Client]]:
     keys = ("key-1", "key-2") if owner == "key" else ()
-    service = Service(llm, Settings("tiny", api_keys=keys), Log())
+    service = Service(llm, ServerSettings("tiny", api_keys=keys), Log())
     with serving(make_app(service)) as url:
         if owner == "key":
             yield Client(url, keys[0]), Client(url, keys[1])

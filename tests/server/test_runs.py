@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Sampling
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.token import Refusal
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.token import Refusal
 
 FRANCE = "The capital of France is"
 
@@ -361,7 +361,7 @@ def test_a_run_leaves_as_a_file_and_comes_back_the_same(server):
 
 
 def test_a_run_leaves_as_the_page_that_the_terminal_writes(server, llm):
-    from glassloop.trace.html.page import page
+    from glassloop.record.views.page import page
 
     run = finished(server, start(server, sampling={"max_tokens": 4, "seed": 3})[0]["id"])
     path = f"/api/runs/{run['id']}"

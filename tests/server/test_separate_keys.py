@@ -18,13 +18,13 @@ from hostile.tiny import write_tiny
 
 from glassloop import LLM, Sampling, Store
 from glassloop.engine.protocol import Handover
+from glassloop.record.format.glass_file import to_bytes
 from glassloop.server.many_models import ManyModels
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.runs import import_export
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
-from glassloop.trace.file import to_bytes
 from server.in_process import KEYS, Client, place, serving
 
 SECRET = "Zebra 7741 Quartz"
@@ -216,7 +216,7 @@ def test_handovers_of_a_cluster_are_told_to_the_key_whose_run_it_was(llm, monkey
 
 
 def test_with_several_models_a_path_names_only_ones_own_runs(llm, tmp_path):
-    settings = Settings("first", api_keys=KEYS)
+    settings = ServerSettings("first", api_keys=KEYS)
     services = [Service(llm, replace(settings, model=name), Log()) for name in ("first", "second")]
     with serving(ManyModels(services)) as url:
         alice, mallory = (Client(url, key) for key in KEYS)

@@ -14,22 +14,22 @@ from starlette.requests import Request
 
 from glassloop import LLM
 from glassloop.engine.thread import Busy
+from glassloop.record.store.database import Stop
+from glassloop.record.store.listing import Listing
 from glassloop.server.app import make_app
 from glassloop.server.errors import APIError
 from glassloop.server.openai.completions import CompletionBody
 from glassloop.server.openai.responses import ResponsesBody
-from glassloop.server.operation.clients import Places
+from glassloop.server.operation.clients import SharedPlaces
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs import routes
 from glassloop.server.runs.editing import InfillBody, RepairBody
 from glassloop.server.runs.index import RunIndex
-from glassloop.server.runs.routes import EditBody, StartBody
+from glassloop.server.runs.routes import StartBody, TextForkBody
 from glassloop.server.runs.state import Event, Hub, TreeState
 from glassloop.server.service import Service, is_constrained
-from glassloop.trace.database import Stop
-from glassloop.trace.listing import Listing
 
 
 async def _until(condition) -> None:
@@ -104,14 +104,14 @@ def test_a_search_ends_with_its_client_and_takes_its_share(monkeypatch):
 
 
 def test_a_new_client_always_finds_a_place_beside_others():
-    places = Places(256)
+    places = SharedPlaces(256)
     assert sum(places.take("a") for _ in range(300)) == 128
     assert sum(places.take("b") for _ in range(300)) == 64
     assert sum(places.take("c") for _ in range(300)) == 32
     for _ in range(128):
         places.give_back("a")
     assert sum(places.take("d") for _ in range(300)) == 80
-    alone = Places(1)
+    alone = SharedPlaces(1)
     assert alone.take("a") and not alone.take("a") and not alone.take("b")
     alone.give_back("a")
     assert alone.take("b")
@@ -210,7 +210,7 @@ def test_no_client_holds_all_threads_that_read_the_model(tmp_path):
         assert all(await asyncio.gather(*greedy))
 
     with LLM(write_tiny(tmp_path / "tiny.gguf"), kv_memory="8MB") as llm:
-        service = Service(llm, Settings("tiny"), Log())
+        service = Service(llm, ServerSettings("tiny"), Log())
         try:
             asyncio.run(main(service))
         finally:
@@ -225,7 +225,7 @@ def test_no_client_holds_all_threads_that_read_the_model(tmp_path):
     ("kind", "fields", "expected"),
     [
         (RepairBody, {"text": "abc"}, False),  # a text, and no format of one
-        (EditBody, {"at": 0, "text": "abc"}, False),
+        (TextForkBody, {"at": 0, "text": "abc"}, False),
         (InfillBody, {"before": "a", "after": "b", "sampling": {"seed": 1}}, False),
         (InfillBody, {"before": "a", "after": "b", "sampling": {"regex": "a+"}}, True),
         (StartBody, {"prompt": "a", "sampling": {"choice": ["a"]}}, True),
@@ -262,7 +262,7 @@ def test_slow_grammars_hold_up_nobody_else_and_no_preparation_waits_for_ever(tmp
             await asyncio.gather(*taken)
 
     with LLM(write_tiny(tmp_path / "tiny.gguf"), kv_memory="8MB") as llm:
-        service = Service(llm, Settings("tiny", timeout=2.0), Log())
+        service = Service(llm, ServerSettings("tiny", timeout=2.0), Log())
         try:
             asyncio.run(main(service))
         finally:

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from glassloop.errors import GlassloopError
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.training import _curves, _folders, _last_points, _summary
 from glassloop.train.curves import Curves
 from glassloop.train.run_folder import RunFolder
@@ -91,7 +91,7 @@ def test_a_pipe_is_no_run(folder):
 
 def test_the_setting_is_checked(tmp_path):
     with pytest.raises(GlassloopError, match=r"--training is .*; a folder of training runs is expected"):
-        Settings("m", training=tmp_path / "none")
+        ServerSettings("m", training=tmp_path / "none")
 
 
 def test_a_server_without_the_setting_lists_none(server):

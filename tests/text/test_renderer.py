@@ -22,12 +22,12 @@ from waiting import wait_until
 
 from glassloop.errors import TextError
 from glassloop.text import renderer
-from glassloop.text.chat import ChatTemplate, Limits
+from glassloop.text.chat import ChatTemplate, TemplateLimits
 
 MESSAGE = [{"role": "user", "content": "x"}]
 GROW = """{% set ns = namespace(x='aaaaaaaa') %}
 {% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x END }}"""
-TIGHT = Limits(seconds=0.5, memory=96 << 20)
+TIGHT = TemplateLimits(seconds=0.5, memory=96 << 20)
 MANY = "{% for i in range(99999) %}"
 
 
@@ -105,7 +105,7 @@ def test_hostile_templates_end_in_one_line(name: str) -> None:
 def test_limits_are_named() -> None:
     def refused(template: str, **limits: Any) -> str:
         with pytest.raises(TextError) as caught:
-            ChatTemplate(template, limits=Limits(**limits)).render(MESSAGE)
+            ChatTemplate(template, limits=TemplateLimits(**limits)).render(MESSAGE)
         return str(caught.value)
 
     assert refused(MANY + MANY + "{% endfor %}" * 2, seconds=0.2).endswith(": takes more than 0.2 seconds")
@@ -240,7 +240,7 @@ def _state(pid: int) -> str:
 
 def test_a_slow_template_does_not_hold_up_another() -> None:
     """The slow ones would take a minute each: they are killed when the quick one has come."""
-    slow = ChatTemplate(MANY + MANY + "{% endfor %}" * 2, limits=Limits(seconds=60))
+    slow = ChatTemplate(MANY + MANY + "{% endfor %}" * 2, limits=TemplateLimits(seconds=60))
     quick = ChatTemplate("quick {{ messages[0].content }}")
     quick.render(MESSAGE)
     ended: list[str] = []

@@ -10,7 +10,7 @@ from train.small import tiny_run
 from glassloop.train import network as module
 from glassloop.train.network import Network, _group_size
 from glassloop.train.new_model import first_weights, new_config
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 
 
 def test_compiled_layers_have_the_same_gradients_and_share_their_code(monkeypatch):
@@ -27,7 +27,7 @@ def test_compiled_layers_have_the_same_gradients_and_share_their_code(monkeypatc
         network = Network(config, weights, compile=compiled)
         assert len(network.transformer.layers) == (2 if compiled else 4)
         with network.training():
-            batch = Packed(ids[:, :-1].reshape(-1), torch.arange(16).repeat(2), 2, 16)
+            batch = SequenceBatch(ids[:, :-1].reshape(-1), torch.arange(16).repeat(2), 2, 16)
             network.loss(batch, ids[:, 1:].reshape(-1)).backward()
         found.append({name: weight.grad for name, weight in network.parameters.items()})
     for name, gradient in found[0].items():

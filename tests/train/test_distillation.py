@@ -11,7 +11,7 @@ from glassloop.model.loader import ModelFiles
 from glassloop.train.config import TrainError
 from glassloop.train.curves import read_points
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 from glassloop.train.train import train
 
 
@@ -22,11 +22,11 @@ def teacher(tmp_path_factory):
     return train(config, folder / "run", quiet=True).folder
 
 
-def _batch(count: int = 20) -> tuple[Packed, torch.Tensor]:
+def _batch(count: int = 20) -> tuple[SequenceBatch, torch.Tensor]:
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 25, count + 1))
     targets = ids[1:].clone()
     targets[3] = -100  # a row that the loss does not count
-    return Packed(ids[:-1], torch.arange(count), 1, count), targets
+    return SequenceBatch(ids[:-1], torch.arange(count), 1, count), targets
 
 
 def test_loss_is_the_divergence_by_its_definition(teacher, monkeypatch):

@@ -14,7 +14,7 @@ from glassloop.train.commands import main
 from glassloop.train.config import TrainError
 from glassloop.train.curves import read_points
 from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 from glassloop.train.prompts import data_prompts
 from glassloop.train.sample import after_end, sample_batch
 from glassloop.train.train import resume, train
@@ -56,7 +56,7 @@ def test_divergences_are_those_of_their_definition(folder):
         for row in range(5):
             for at in range(7):
                 seen = ids[row, : 4 + at]
-                batch = Packed(seen, torch.arange(len(seen)), 1, len(seen))
+                batch = SequenceBatch(seen, torch.arange(len(seen)), 1, len(seen))
                 p, q = (torch.softmax(each.logits(batch)[-1].double(), -1) for each in (teacher, student))
                 expected = float((p * (p / q).log()).sum())
                 assert values[row, at] == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -76,7 +76,7 @@ def test_sampling_follows_the_distribution(folder):
     network = load_network(folder / "teacher" / "model", "cpu")
     prompt = torch.tensor([[5, 9, 11]])
     with torch.no_grad():
-        chances = torch.softmax(network.logits(Packed(prompt[0], torch.arange(3), 1, 3))[-1], -1)
+        chances = torch.softmax(network.logits(SequenceBatch(prompt[0], torch.arange(3), 1, 3))[-1], -1)
     drawn = sample_batch(network, prompt.expand(3000, 3), 1, seed=1)[:, 3]
     shares = torch.bincount(drawn, minlength=len(chances)) / 3000
     assert ((shares - chances).abs() <= 5 * (chances * (1 - chances) / 3000).sqrt() + 1e-3).all()

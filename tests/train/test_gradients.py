@@ -15,8 +15,8 @@ from glassloop.model.loader import ModelFiles
 from glassloop.ops.reference import ReferenceOps
 from glassloop.train.hf_layout import hf_config, hf_tensors
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
-from glassloop.train.sample import Kept, sample_tokens
+from glassloop.train.ops import SequenceBatch
+from glassloop.train.sample import GrowingText, sample_tokens
 
 LENGTH = 21
 
@@ -25,7 +25,7 @@ def _ids(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(3, VOCAB, count)
 
 
-def _packed(ids: np.ndarray, sequences: int, documents: np.ndarray | None = None) -> Packed:
+def _packed(ids: np.ndarray, sequences: int, documents: np.ndarray | None = None) -> SequenceBatch:
     """Sequences of one document each or, with document numbers, of several."""
     length = ids.size // sequences
     if documents is None:
@@ -36,7 +36,7 @@ def _packed(ids: np.ndarray, sequences: int, documents: np.ndarray | None = None
             [np.arange(np.count_nonzero(row == number)) for row in rows for number in np.unique(row)]
         )
         documents = torch.from_numpy(rows)
-    return Packed(
+    return SequenceBatch(
         torch.from_numpy(ids.reshape(-1)), torch.from_numpy(positions), sequences, length, documents
     )
 
@@ -81,11 +81,11 @@ def test_kept_keys_and_values_give_the_logits_of_the_whole_text(pair):
     _, _, ours = pair
     ids = _ids(LENGTH, 3).tolist()
     for prompt in (1, 7):
-        kept = Kept(ours)
+        kept = GrowingText(ours)
         with torch.no_grad():
             for end in range(prompt, LENGTH + 1):
                 seen = torch.tensor(ids[:end])
-                whole = ours.logits(Packed(seen, torch.arange(end), 1, end))[-1]
+                whole = ours.logits(SequenceBatch(seen, torch.arange(end), 1, end))[-1]
                 torch.testing.assert_close(kept.logits(ids[:end]), whole, rtol=1e-3, atol=1e-4)
 
 
@@ -97,7 +97,9 @@ def test_a_sample_beyond_the_context_sees_the_last_tokens(pair):
     with torch.no_grad():
         for _ in range(12):
             seen = torch.tensor(ids[-9:])
-            ids.append(int(short.logits(Packed(seen, torch.arange(len(seen)), 1, len(seen)))[-1].argmax()))
+            ids.append(
+                int(short.logits(SequenceBatch(seen, torch.arange(len(seen)), 1, len(seen)))[-1].argmax())
+            )
     assert drawn == ids[2:]
 
 

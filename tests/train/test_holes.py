@@ -32,7 +32,7 @@ from glassloop.train.hole_network import HoleNetwork
 from glassloop.train.holes import HolesConfig, Texts, make_layout, train_holes
 from glassloop.train.masking import Layout, blocks, holes, masked_at, span_order
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 from glassloop.train.tokens import TokenFiles, TokenWriter
 
 CONFIG = replace(model().config, family="llama")
@@ -124,7 +124,7 @@ def test_clean_rows_do_not_change(network):
     batch.wanted = torch.arange(3 * 22)
     with torch.no_grad():
         found = network.logits(batch).reshape(3, 22, -1)
-        plain = Packed(rows, torch.arange(24).repeat(3), sequences=3, length=24)
+        plain = SequenceBatch(rows, torch.arange(24).repeat(3), sequences=3, length=24)
         expected = Network(CONFIG, _weights()).logits(plain).reshape(3, 24, -1)
     assert torch.allclose(found, expected[:, :22], atol=1e-5)
 

@@ -19,13 +19,13 @@ from train.small import text_file, tiny_run
 from waiting import wait_until
 
 from glassloop.errors import GlassloopError
-from glassloop.files import sha256_of
 from glassloop.train import trainer as trainer_module
 from glassloop.train.checkpoint import State, read_checkpoint
-from glassloop.train.config import Interrupted, TrainError, config_text
+from glassloop.train.config import TrainError, TrainingInterrupted, config_text
 from glassloop.train.curves import read_points
-from glassloop.train.progress import Progress
+from glassloop.train.progress import TrainingProgress
 from glassloop.train.train import Trained, resume, train
+from glassloop.util.files import sha256_of
 
 
 class _Killed(Exception):
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_a_run_after_a_step_and_it_goes_on(whole, data, tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     config = tiny_run(data, dropout=0.1, accumulate=2)
-    with pytest.raises(Interrupted, match="after step 6; go on: glassloop train resume") as stopped:
+    with pytest.raises(TrainingInterrupted, match="after step 6; go on: glassloop train resume") as stopped:
         train(config, tmp_path / "run", quiet=True, on_step=interrupt)
     assert stopped.value.step == 6  # between two checkpoints: this one is written for it
     again = resume(tmp_path / "run", quiet=True)
@@ -171,7 +171,7 @@ def test_a_run_says_its_plan_and_what_it_does(data, tmp_path, capfd):
 
 def test_what_takes_long_is_said(capfd):
     seen: list[str] = []
-    with Progress(3, 0) as progress:
+    with TrainingProgress(3, 0) as progress:
         progress.now("reading")
         wait_until(lambda: seen.append(capfd.readouterr().err) or "reading, 0:0" in seen[-1])
 

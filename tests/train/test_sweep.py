@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from train.small import text_file, tiny_run
 
 from glassloop.train.config import TrainError
-from glassloop.train.scaling import Law, Measured, fit
+from glassloop.train.scaling import Law, TrainedSize, fit
 from glassloop.train.sweep import Size, head_width, larger, sweep, sweep_text
 
 _SIZES, _BUDGETS = (2e4, 6e4, 1.5e5, 4.4e5), (5e4, 1e5, 2e5, 4e5)
 
 
-def _runs(law: Law, noise: float = 0.0, seed: int = 0) -> list[Measured]:
+def _runs(law: Law, noise: float = 0.0, seed: int = 0) -> list[TrainedSize]:
     random = np.random.default_rng(seed)
     return [
-        Measured(n, d, law.loss(n, d) * (1 + noise * random.standard_normal()))
+        TrainedSize(n, d, law.loss(n, d) * (1 + noise * random.standard_normal()))
         for n in _SIZES
         for d in _BUDGETS
     ]
@@ -61,11 +61,11 @@ def test_a_few_noisy_runs_have_a_law_with_wide_intervals():
 
 def test_losses_without_a_law_are_refused():
     with pytest.raises(TrainError, match="are too few"):
-        fit([Measured(1e4, 1e5, 2.0), Measured(1e5, 1e5, 1.9)])
+        fit([TrainedSize(1e4, 1e5, 2.0), TrainedSize(1e5, 1e5, 1.9)])
     with pytest.raises(TrainError, match="not a positive number"):
-        fit([Measured(n, d, float("nan")) for n in _SIZES for d in _BUDGETS])
+        fit([TrainedSize(n, d, float("nan")) for n in _SIZES for d in _BUDGETS])
     with pytest.raises(TrainError, match="do not fall"):
-        fit([Measured(n, d, 1 + n / 1e5 + d / 1e5) for n in _SIZES for d in _BUDGETS])
+        fit([TrainedSize(n, d, 1 + n / 1e5 + d / 1e5) for n in _SIZES for d in _BUDGETS])
 
 
 def test_a_larger_size_has_as_many_weights_as_asked_for():

@@ -20,9 +20,9 @@ from glassloop import Sampling
 from glassloop.engine.protocol import Unavailable
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.run import Run
-from glassloop.trace.run import Upstream as Told
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.run import Run
+from glassloop.record.run import Upstream as Told
 from glassloop.upstream import UpstreamEngine, client
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.client import UpstreamError, checked_url

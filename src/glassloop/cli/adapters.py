@@ -11,10 +11,10 @@ import typer
 
 from glassloop.cli.help import MODEL
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
 
 Adapters = Annotated[
     list[str] | None,

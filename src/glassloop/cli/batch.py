@@ -19,18 +19,18 @@ from glassloop.decode.defaults import with_defaults
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
-from glassloop.files import read_at_most
-from glassloop.shown import shown
 from glassloop.text.chat import check_messages
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
-    from glassloop.trace.run import Run
+    from glassloop.api.llm import LLM
+    from glassloop.record.run import Run
 
 _LONGEST = 256 << 20  # bytes of a file with prompts
 
 
-class Entry(NamedTuple):
+class BatchEntry(NamedTuple):
     """A prompt of a file, or the messages of a chat, with the options that are given for it."""
 
     where: str  # the file and the line, for messages
@@ -41,14 +41,14 @@ class Entry(NamedTuple):
 
 def read_prompts(
     name: str, options: Mapping[str, Any], chat: bool = False, system: str | None = None
-) -> list[Entry]:
+) -> list[BatchEntry]:
     """Returns the prompts of a file ('-' is stdin). A line that begins with `{` is JSON: a `prompt` or the
     `messages` of a chat, and options that replace those given here. Any other line is a prompt itself; empty
     lines are skipped. As in Python, a seed given for all of them gives each prompt a seed of its own.
 
     With `chat` a prompt that is a text is the user's message. `system` is the system message of chats that
     have none."""
-    entries: list[Entry] = []
+    entries: list[BatchEntry] = []
     seed = options.get("seed")
     for number, line in enumerate(_text(name).split("\n"), start=1):
         text = line.removesuffix("\r")
@@ -68,7 +68,7 @@ def read_prompts(
             own = {} if seed is None else {"seed": list_seed(seed, len(entries))}
             asked = {**options, **own, **plain}
             Sampling.from_dict(asked)  # errors in the options come before the model is loaded
-            entries.append(Entry(where, prompt, _with_system(messages, system), asked))
+            entries.append(BatchEntry(where, prompt, _with_system(messages, system), asked))
     if not entries:
         raise TextError(f"{name} has no prompts; one on each line is expected")
     return entries
@@ -85,13 +85,13 @@ def _with_system(messages: Any, system: str | None) -> list[Any] | None:
 
 
 def print_batch(
-    llm: LLM, entries: list[Entry], json_output: bool, trace: Path | None, show: Show | None, store: bool
+    llm: LLM, entries: list[BatchEntry], json_output: bool, trace: Path | None, show: Show | None, store: bool
 ) -> None:
     """Generates all answers, prints them in the order of the prompts (as JSON, one object on each line), and
     keeps the runs. The exit code is 2 if one of them failed."""
     from glassloop.cli.kept import check_chat, keep
     from glassloop.engine.generation import Interrupted, complete
-    from glassloop.trace.file import write
+    from glassloop.record.format.glass_file import write
 
     requests = []
     for entry in entries:

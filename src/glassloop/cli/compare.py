@@ -33,9 +33,9 @@ from glassloop.decode.sampling import Sampling, merge_options
 from glassloop.errors import GlassloopError, SamplingError
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
-    from glassloop.trace.diff import Diff
-    from glassloop.trace.run import Run
+    from glassloop.api.llm import LLM
+    from glassloop.record.diff import Diff
+    from glassloop.record.run import Run
 
 _SHORT = {"greedy": {"temperature": 0.0}, "default": {}}
 _WIDE = 100  # columns of a terminal that has room for the speed
@@ -140,7 +140,7 @@ def _again(llm: LLM, run: Run, ways: list[str], asked: list[dict[str, Any]]) -> 
 def _show(ways: list[str], runs: list[Run], as_json: bool, kept: list[Run]) -> None:
     """Prints runs beside each other, and keeps those that are new."""
     from glassloop.cli.kept import keep
-    from glassloop.trace.diff import diff
+    from glassloop.record.diff import diff
 
     parts = [diff(runs[0], run) for run in runs]
     if kept:

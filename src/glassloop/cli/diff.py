@@ -10,8 +10,8 @@ from glassloop.cli.options import Json, Plugins, RunModel, load_plugins
 from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
 
 if TYPE_CHECKING:
-    from glassloop.trace.diff import Diff
-    from glassloop.trace.run import Run
+    from glassloop.record.diff import Diff
+    from glassloop.record.run import Run
 
 
 def diff(
@@ -52,7 +52,7 @@ def _compared(name: str, one: Run, other: Run, model: str | None) -> Diff:
     from glassloop.cli.kept import load, model_of
     from glassloop.cli.terminal import visible
     from glassloop.errors import GlassloopError
-    from glassloop.trace.diff import diff as compare
+    from glassloop.record.diff import diff as compare
 
     told = compare(one, other)
     if told.same or not told.causes or any(cause.decisive for cause in told.causes):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from glassloop.cli.kept import AnyEngine
-    from glassloop.diffuse.frames import Cell, Frame
+    from glassloop.diffuse.frames import Frame, FrameCell
     from glassloop.engine.request import Request
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 MASKED = "░"
 Diffused = Annotated[
@@ -84,11 +84,11 @@ def print_diffused(
     from rich.console import Console
     from rich.live import Live
 
+    from glassloop.api.llm import LLM
     from glassloop.cli.generate import statistics
     from glassloop.cli.kept import keep
     from glassloop.diffuse.frames import Frames
     from glassloop.diffuse.write import DiffusionRequest, follow_passes
-    from glassloop.engine.llm import LLM
 
     assert isinstance(llm, LLM) and isinstance(request, DiffusionRequest)
     runs, interrupted = request.runs, False
@@ -127,7 +127,7 @@ def _screen(run: Run, frame: Frame) -> Text:
     return Text(visible(before)).append_text(frame_text(frame.cells))
 
 
-def frame_text(cells: list[Cell], newlines: bool = True) -> Text:
+def frame_text(cells: list[FrameCell], newlines: bool = True) -> Text:
     """Returns the cells of a frame as text; what the pass has changed is marked by colour. Without `newlines`
     it is one line."""
     from rich.text import Text

@@ -44,16 +44,16 @@ from glassloop.cli.terminal import (
 from glassloop.errors import GlassloopError, TextError
 
 if TYPE_CHECKING:
+    from glassloop.api.llm import LLM
     from glassloop.decode.sampling import Sampling
     from glassloop.edit.record import Edit
-    from glassloop.engine.llm import LLM
 
 _MOST_TEXT = 4 << 20  # bytes of a file
 _SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
 _REMOVED, _ADDED, _END = "\x1b[31;9m", "\x1b[32;1m", "\x1b[0m"
 
 
-class Method(StrEnum):
+class EditMethod(StrEnum):
     RERANK = "rerank"
     METROPOLIS = "metropolis"
 
@@ -86,7 +86,7 @@ _Candidates = Annotated[
     typer.Option("--candidates", metavar="N", help="How many replacements to draw.", rich_help_panel=INPUT),
 ]
 _Method = Annotated[
-    Method | None,
+    EditMethod | None,
     typer.Option(
         "--method",
         metavar="METHOD",
@@ -267,7 +267,7 @@ def edit(
 ) -> None:
     """Repair a text where it is surprising from both sides, or rewrite spans of it."""
     from glassloop.cli.kept import load
-    from glassloop.files import write_text
+    from glassloop.util.files import write_text
 
     set_color(color)
     load_plugins(plugin)
@@ -293,7 +293,7 @@ def edit(
                 sampling,
                 tokens=tokens,
                 candidates=candidates,
-                method=(method or Method.RERANK).value,
+                method=(method or EditMethod.RERANK).value,
                 window=16 if window is None else window,
             )
         else:
@@ -353,7 +353,7 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _read(file: str) -> str:
-    from glassloop.files import read_at_most
+    from glassloop.util.files import read_at_most
 
     if file == "-":
         return read_text("-")

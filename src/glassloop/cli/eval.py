@@ -105,8 +105,8 @@ def evaluate(
 
     Prints a table with accuracies, their 95 % intervals and paired tests, and one line of JSON at the end.
     """
+    from glassloop.api.llm import LLM
     from glassloop.cli.adapters import load_given
-    from glassloop.engine.llm import LLM
     from glassloop.evaluate.evaluation import Evaluation
     from glassloop.evaluate.evaluation import evaluate as run
     from glassloop.evaluate.find import find_task

@@ -16,10 +16,10 @@ from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
+    from glassloop.api.llm import LLM
     from glassloop.cli.remote import RemoteServer
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.llm import LLM
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 _WHAT = "What to explain"
 _BEFORE = 60  # characters of the text before the token that are shown
@@ -164,7 +164,7 @@ def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
     """Returns the place of the token that `--step` names; by default that of the most surprising one. The
     tokens of a prompt are scored only if that was asked for."""
     from glassloop.cli.naming import find_place
-    from glassloop.trace.worst import most_surprising
+    from glassloop.record.worst import most_surprising
 
     if step is not None:
         return find_place(step, pieces, f"the {of}", "--step")
@@ -180,7 +180,7 @@ def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
 @contextmanager
 def _naming_step() -> Iterator[None]:
     """Calls the place of a token by the option that gives it."""
-    from glassloop.trace.run import NoSuchToken
+    from glassloop.record.run import NoSuchToken
 
     try:
         yield

@@ -35,7 +35,7 @@ from glassloop.errors import GlassloopError, TextError
 
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 _WHERE = "Where to fork"
 

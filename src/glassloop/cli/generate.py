@@ -37,12 +37,12 @@ from glassloop.cli.terminal import Color, print_json, set_color, visible, wrappe
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
-from glassloop.plain_text import known
+from glassloop.util.plain_text import known
 
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
     from glassloop.engine.request import Request
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 OneJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of the text.", rich_help_panel=OUTPUT)

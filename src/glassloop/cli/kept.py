@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from glassloop.api.llm import LLM
     from glassloop.cli.remote import RemoteServer
     from glassloop.decode.sampling import Sampling
-    from glassloop.engine.llm import LLM
+    from glassloop.record.run import Run
     from glassloop.text.tokenizer import Tokenizer
-    from glassloop.trace.run import Run
     from glassloop.upstream import UpstreamEngine
 
     AnyEngine = LLM | UpstreamEngine
@@ -27,7 +27,7 @@ NAME_HELP = (
 
 
 def complete_run(start: str) -> list[str]:
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     return [name for name in ["last", *(entry.id for entry in Store().list(50))] if name.startswith(start)]
 
@@ -46,8 +46,8 @@ Which = Annotated[
 
 def find_runs(name: str, server: RemoteServer | None = None) -> list[Run]:
     """Returns all runs of a file, or the one in the store or on a server."""
-    from glassloop.trace.file import read
-    from glassloop.trace.store import Store
+    from glassloop.record.format.glass_file import read
+    from glassloop.record.store.store import Store
 
     if is_path(name):
         return read(name)
@@ -64,7 +64,7 @@ def names_run(text: str) -> bool:
     """Returns whether an argument that may be a prompt names a run: a .glass file, an id of at least 8
     digits, the id of an answer, or "last"."""
     from glassloop.cli.options import is_file
-    from glassloop.trace.run_name import is_run_name
+    from glassloop.record.run_name import is_run_name
 
     is_glass = text.endswith(".glass") and (is_file(Path(text)) or not any(map(str.isspace, text)))
     return is_glass or is_run_name(text)
@@ -76,7 +76,7 @@ def note_name(text: str) -> None:
     from glassloop.cli.options import is_file
     from glassloop.cli.terminal import visible
     from glassloop.errors import GlassloopError
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     if is_file(Path(text)):
         what = "a file"
@@ -112,7 +112,7 @@ def model_of(name: str, run: Run) -> str:
     from glassloop.errors import RegistryError, TraceError
     from glassloop.model.registry import DEFAULT_MODEL, find
     from glassloop.model.registry.names import resolve
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     run.check_computable()
     if run.model == DEFAULT_MODEL or not (is_path(name) or Store().is_from_server(run.id)):
@@ -131,7 +131,7 @@ def model_of(name: str, run: Run) -> str:
 def find_run(name: str, which: str, server: RemoteServer | None = None) -> Run:
     """Returns the first run of a file, the store or a server whose id begins with `which`."""
     from glassloop.errors import TraceError
-    from glassloop.trace.run_name import run_id
+    from glassloop.record.run_name import run_id
 
     runs = find_runs(name, server)
     for run in runs:
@@ -199,7 +199,7 @@ def keep(runs: list[Run]) -> bool:
     """Writes runs to the user's store and returns whether that worked. A failure is a notice, not an error:
     the text has been printed already."""
     from glassloop.errors import GlassloopError
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     try:
         Store().add(*runs)
@@ -231,7 +231,7 @@ def load(
     from glassloop.cli.terminal import print_notes, progress_bar
 
     with progress_bar(f"Loading {model}") as advance:
-        from glassloop.engine.llm import LLM
+        from glassloop.api.llm import LLM
         from glassloop.model.loader import watch_loading
 
         with watch_loading(advance):

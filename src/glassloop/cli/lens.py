@@ -18,9 +18,9 @@ from glassloop.cli.terminal import percent, print_json, print_table, quoted, vis
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.engine.lens import Attention, Layers, Neighbour, Neighbours, Piece
-    from glassloop.engine.llm import LLM
-    from glassloop.trace.run import Run
+    from glassloop.api.llm import LLM
+    from glassloop.engine.lens import AttentionWeights, Layers, Neighbour, Neighbours, Piece
+    from glassloop.record.run import Run
 
 _BAR = 14  # characters, so that a table fits 80 columns
 _SHOWN = 40  # tokens of a long text: those with the most attention
@@ -173,7 +173,7 @@ def _told_place(text: Run | str, at: int) -> str:
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _print_attention(seen: Attention, where: str) -> None:
+def _print_attention(seen: AttentionWeights, where: str) -> None:
     mean, elsewhere = seen.mean, seen.elsewhere
     most = float(elsewhere.max()) or 1.0
     rows = []
@@ -196,13 +196,13 @@ def _print_attention(seen: Attention, where: str) -> None:
     print(f"\nmean: of {layers} layers with {heads} heads each; no first: the same without the first token.")
 
 
-def _shown(seen: Attention) -> list[int]:
+def _shown(seen: AttentionWeights) -> list[int]:
     """Returns the places to show: all, or in a long text those with the most attention."""
     mean = seen.mean
     return sorted(sorted(range(len(mean)), key=lambda at: -mean[at])[:_SHOWN])
 
 
-def _print_heads(seen: Attention, layer: int, where: str) -> None:
+def _print_heads(seen: AttentionWeights, layer: int, where: str) -> None:
     rows = []
     for head, weights in enumerate(seen.layer(layer), 1):
         best = sorted(range(len(weights)), key=lambda at: -weights[at])[:4]
@@ -241,14 +241,14 @@ def _print_neighbours(seen: Neighbours) -> None:
     print_table(("token", "id", "cosine", ""), rows, right=("id", "cosine"))
 
 
-def _print_head(what: str, seen: Attention | Layers | Neighbours, where: str = "") -> None:
+def _print_head(what: str, seen: AttentionWeights | Layers | Neighbours, where: str = "") -> None:
     print(_line(" · ".join(filter(None, (what, where, seen.model, seen.ops)))) + "\n")
 
 
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _draw_attention(seen: Attention, layer: int | None) -> str:
+def _draw_attention(seen: AttentionWeights, layer: int | None) -> str:
     """Draws a row for each layer, the mean of its heads, or for each head of one layer."""
     weights = seen.weights.mean(axis=1) if layer is None else seen.layer(layer)
     name, places = "layer" if layer is None else "head", _shown(seen)

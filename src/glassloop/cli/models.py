@@ -17,10 +17,10 @@ from glassloop.cli.help import App
 from glassloop.cli.options import Json, Ops, complete_model
 from glassloop.cli.terminal import print_json, print_result, print_table, progress_bar, visible, working
 from glassloop.errors import GlassloopError, RegistryError
-from glassloop.files import sha256_of
 from glassloop.model import registry
-from glassloop.model.registry.catalog import Entry
+from glassloop.model.registry.catalog import CatalogEntry
 from glassloop.model.registry.store import size_text, tree_size
+from glassloop.util.files import sha256_of
 
 if TYPE_CHECKING:
     from glassloop.model.check import Finding
@@ -53,7 +53,7 @@ def list_models(as_json: Json = False) -> None:
     here = {item.name: item for item in registry.installed()}
     known = [entry for entry in registry.CATALOG.values() if entry.name not in here]
     first = {name: place for place, name in enumerate(registry.CATALOG)}  # then the others, by name
-    items: list[Entry | registry.Installed] = [*known, *here.values()]
+    items: list[CatalogEntry | registry.Installed] = [*known, *here.values()]
     items.sort(key=lambda item: (first.get(item.name, len(first)), item.name))
     rows = [_row(item) for item in items]
     if as_json:
@@ -190,7 +190,7 @@ def rm(name: Name, as_json: Json = False) -> None:
     print_result({"name": name, "freed": freed}, f"removed {name}, {size_text(freed)} freed", as_json)
 
 
-def _row(item: Entry | registry.Installed) -> dict[str, object]:
+def _row(item: CatalogEntry | registry.Installed) -> dict[str, object]:
     """Returns what the list and `show` print of a model that can be pulled or is here, in order."""
     here = item if isinstance(item, registry.Installed) else None
     return {
@@ -214,7 +214,7 @@ def _facts(name: str, verify: bool) -> dict[str, object]:
             facts["sha256"] = sha256_of(source)
         return facts | _describe(source)
     found = registry.verify(name) if verify else registry.stored(name)
-    item = source if found is None and isinstance(source, Entry) else found
+    item = source if found is None and isinstance(source, CatalogEntry) else found
     if item is None:
         raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     if found is not None and found.problem:

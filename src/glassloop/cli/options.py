@@ -30,7 +30,7 @@ from glassloop.errors import SamplingError, TextError
 from glassloop.model import registry
 from glassloop.model.generation import FROM_MODEL
 from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 # The group of each option in `--help`; all others choose tokens.
 _GROUPS = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from glassloop.errors import GlassloopError
-from glassloop.files import write_text
+from glassloop.util.files import write_text
 
 Colour = tuple[int, int, int]
 

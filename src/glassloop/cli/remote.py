@@ -19,13 +19,13 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from glassloop.errors import GlassloopError, TextError
-from glassloop.shown import printable, shown
+from glassloop.util.shown import printable, shown
 
 if TYPE_CHECKING:
     import httpx2
 
     from glassloop.decode.explain import Explanation
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 KEY_VARIABLE = "GLASSLOOP_API_KEY"
 _PANEL = "Another server"
@@ -127,13 +127,13 @@ class RemoteServer:
 
     def run(self, name: str) -> Run:
         """Returns a run by its id, the beginning of one, the id of an answer, or "last"."""
-        from glassloop.trace.file import from_bytes
+        from glassloop.record.format.glass_file import from_bytes
 
         data = self._get(f"/api/runs/{self._id(name)}/export", _MOST_FILE)
         return from_bytes(data, f"the run of {self.url}", only_first=True)[0]
 
     def _id(self, name: str) -> str:
-        from glassloop.trace.run_name import run_id
+        from glassloop.record.run_name import run_id
 
         if name == "last":
             newest = self.runs(1, "")

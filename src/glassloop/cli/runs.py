@@ -16,8 +16,8 @@ from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
 from glassloop.cli.terminal import print_json, print_result, print_table, visible
 from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
-from glassloop.files import write_text
-from glassloop.shown import cut
+from glassloop.util.files import write_text
+from glassloop.util.shown import cut
 
 _LAST_SECOND = 253402300799  # of the year 9999
 
@@ -58,7 +58,7 @@ def list_runs(
     A chat is listed by the last message of the user. With --server, the runs of that server are listed.
     """
     from glassloop.cli.titles import Titles
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     there = connect(server, api_key, api_key_file)
     if there is not None:
@@ -198,7 +198,7 @@ def rm(
     as_json: Json = False,
 ) -> None:
     """Remove runs from the store: those that are named, or all except the newest."""
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     if bool(names) == (keep is not None):
         raise TraceError("either the ids of runs or --keep N is expected")
@@ -226,8 +226,8 @@ def export(
     import json
 
     from glassloop.cli.kept import find_runs
-    from glassloop.trace.csv_text import to_csv
-    from glassloop.trace.file import write
+    from glassloop.record.format.glass_file import write
+    from glassloop.record.views.csv_text import to_csv
 
     there = connect(server, api_key, api_key_file, tree=tree)
     run = find_runs(name, there)[0]
@@ -254,8 +254,8 @@ def import_runs(
     Runs that are in the store already stay as they are; if another run there has the same id, nothing is
     imported.
     """
-    from glassloop.trace.file import read
-    from glassloop.trace.store import Store
+    from glassloop.record.format.glass_file import read
+    from glassloop.record.store.store import Store
 
     store = Store(origin="file")  # not the user's own: such a run does not decide which model is loaded
     found, new = read(file), []
@@ -289,7 +289,7 @@ def backup(
     The copy is a store itself: GLASSLOOP_STORE=FILE uses it. A store in PostgreSQL is copied with pg_dump.
     """
     from glassloop.cli.terminal import working
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     opened = Store(store)
     with working("copying"):
@@ -307,7 +307,7 @@ def upgrade(store: _StoreAt = None, as_json: Json = False) -> None:
     Until then the store can be read, and nothing is written to it. Older versions cannot open it afterwards.
     """
     from glassloop.cli.terminal import working
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     opened = Store(store)
     with working("upgrading"):

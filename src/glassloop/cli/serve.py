@@ -38,7 +38,7 @@ from glassloop.cli.terminal import print_notes, working
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
 
 _ACCESS, _LIMITS, _CLUSTER = "Address and access", "Limits", "Replicas"
 
@@ -313,14 +313,14 @@ def serve(
     """Serve a model over HTTP: an OpenAI-compatible API, the API for runs, and the studio."""
     from glassloop.cli.kept import drafter
     from glassloop.engine.memory import parse_bytes
-    from glassloop.server.operation.settings import Settings
+    from glassloop.server.operation.settings import ServerSettings
 
     load_plugins(plugin)
     remember(adapter or ())
     keys = api_key or [key for key in os.environ.get("GLASSLOOP_API_KEY", "").split(",") if key]
     if api_key_file is not None:
         keys = [*keys, *read_keys(api_key_file)]
-    settings = Settings(
+    settings = ServerSettings(
         model,
         host,
         port,
@@ -394,7 +394,7 @@ def serve(
 
     def load(name: str, cache: int | str | None = kv_memory) -> LLM:
         """Loads one of the models. Drafts, adapters and masked rows that are given are for the first."""
-        from glassloop.engine.llm import LLM
+        from glassloop.api.llm import LLM
 
         is_first = name == model
         asked = draft if is_first or draft == "off" else None

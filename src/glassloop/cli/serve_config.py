@@ -15,8 +15,8 @@ from typing import Any
 import typer
 
 from glassloop.errors import GlassloopError
-from glassloop.files import read_at_most
-from glassloop.shown import printable, shown
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import printable, shown
 
 PREFIX = "GLASSLOOP_SERVE"
 _MOST = 1 << 20  # bytes of a file

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from glassloop.cli.terminal import working
 from glassloop.errors import GlassloopError, TraceError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
+    from glassloop.api.llm import LLM
     from glassloop.cluster.options import AppOptions
-    from glassloop.engine.llm import LLM
-    from glassloop.server.operation.settings import Settings
+    from glassloop.server.operation.settings import ServerSettings
 
 _IN_MEMORY = (
     "runs are kept in memory only, until the server ends: others can reach it, and would see the runs in "
@@ -27,7 +27,7 @@ _IN_MEMORY = (
 
 
 def serve_upstream(
-    url: str, key_variable: str, settings: Settings, note: str, here: Mapping[str, object]
+    url: str, key_variable: str, settings: ServerSettings, note: str, here: Mapping[str, object]
 ) -> None:
     from glassloop.cli.kept import load_upstream
     from glassloop.server.serve import serve as run
@@ -43,7 +43,9 @@ def share_of_memory(replicas: int) -> int:
     return free_host_memory() // 4 // replicas
 
 
-def name_models(settings: Settings, models: Sequence[str], aliases: Sequence[str]) -> list[Settings]:
+def name_models(
+    settings: ServerSettings, models: Sequence[str], aliases: Sequence[str]
+) -> list[ServerSettings]:
     """Returns the settings of each of several models, with its other names, given as NAME for the first model
     or as NAME=MODEL. Raises if two have the same name."""
     named = [replace(settings, model=model) for model in models]
@@ -63,7 +65,7 @@ def name_models(settings: Settings, models: Sequence[str], aliases: Sequence[str
 
 
 def serve_several(
-    named: Sequence[Settings],
+    named: Sequence[ServerSettings],
     load: Callable[[str, int], LLM],
     ops: str | None,
     kv_memory: str | None,
@@ -111,7 +113,7 @@ def serve_several(
 
 
 def serve_cluster(
-    options: AppOptions, named: Sequence[Settings], address: str | None, model_defaults: bool, note: str
+    options: AppOptions, named: Sequence[ServerSettings], address: str | None, model_defaults: bool, note: str
 ) -> None:
     count = sum(each.replicas for each in options.engines)
     with working(f"Starting {count} replicas"):
@@ -135,10 +137,10 @@ def serve_cluster(
         started.__exit__(None, None, None)
 
 
-def with_store(settings: Settings) -> tuple[Settings, str]:
+def with_store(settings: ServerSettings) -> tuple[ServerSettings, str]:
     """Returns the settings with a store that can be used, and a note on where runs are kept. Only a store
     that was asked for must be usable."""
-    from glassloop.trace.store import Store, default_location
+    from glassloop.record.store.store import Store, default_location
 
     location = settings.store or default_location()
     if settings.store is None and not settings.is_local:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from glassloop.trace.run import Run
-    from glassloop.trace.token import Token
+    from glassloop.record.run import Run
+    from glassloop.record.token import Token
 
 
 class Show(StrEnum):

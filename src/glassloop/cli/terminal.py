@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO
 
-from glassloop.plain_text import STEERING, PlainTable, cell_width
-from glassloop.plain_text import escaped as escaped
-from glassloop.plain_text import percent as percent
-from glassloop.plain_text import quoted as quoted
-from glassloop.plain_text import visible as visible
+from glassloop.util.plain_text import STEERING, PlainTable, cell_width
+from glassloop.util.plain_text import escaped as escaped
+from glassloop.util.plain_text import percent as percent
+from glassloop.util.plain_text import quoted as quoted
+from glassloop.util.plain_text import visible as visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress

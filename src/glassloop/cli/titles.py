@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from glassloop.cli.kept import prompt_text, tokenizer_of
 from glassloop.cli.terminal import visible
 from glassloop.errors import TraceError
-from glassloop.trace.messages import NO_TEXT, text_of, title_of_ids, title_of_text
+from glassloop.record.messages import NO_TEXT, text_of, title_of_ids, title_of_text
 
 if TYPE_CHECKING:
+    from glassloop.record.run import Run
+    from glassloop.record.store.entry import RunEntry
+    from glassloop.record.store.store import Store
     from glassloop.text.tokenizer import Tokenizer
-    from glassloop.trace.entry import RunEntry
-    from glassloop.trace.run import Run
-    from glassloop.trace.store import Store
 
 
 def title_of(name: str, run: Run) -> str:

@@ -7,15 +7,15 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from glassloop.cli.terminal import percent, print_table, quoted
-from glassloop.plain_text import number
+from glassloop.util.plain_text import number
 
 if TYPE_CHECKING:
-    from glassloop.trace.run import Run
-    from glassloop.trace.token import Token
+    from glassloop.record.run import Run
+    from glassloop.record.token import Token
 
 
 def surprise_text(token: Token) -> str:
-    from glassloop.trace.worst import surprise_bits  # it imports NumPy, which `--help` does without
+    from glassloop.record.worst import surprise_bits  # it imports NumPy, which `--help` does without
 
     bits = surprise_bits(token)
     return "–" if bits is None else f"{max(bits, 0.0):.1f} bits"

@@ -10,7 +10,7 @@ from glassloop.cli.terminal import percent, print_table, quoted, visible, wrappe
 from glassloop.cli.tokens import luck_text, surprise_text
 
 if TYPE_CHECKING:
-    from glassloop.trace.token import Token
+    from glassloop.record.token import Token
 
 MOST_SHOWN = 5  # tokens in each table, by default
 _SAME = ("id", "logprob", "raw_logprob", "rank", "rank_after", "luck", "source")
@@ -19,7 +19,7 @@ _SAME = ("id", "logprob", "raw_logprob", "rank", "rank_after", "luck", "source")
 def worst_to_dict(tokens: Sequence[Token], count: int) -> dict[str, Any]:
     """Returns the tokens that surprised the model most, those that won by the most luck, and the first
     unlikely one, for JSON."""
-    from glassloop.trace.worst import first_unlikely, luckiest, most_surprising
+    from glassloop.record.worst import first_unlikely, luckiest, most_surprising
 
     first = first_unlikely(tokens)
     return {
@@ -31,7 +31,7 @@ def worst_to_dict(tokens: Sequence[Token], count: int) -> dict[str, Any]:
 
 def print_worst(tokens: Sequence[Token], count: int) -> None:
     """Prints both tables, and where the text first left what is likely."""
-    from glassloop.trace.worst import around, first_unlikely, luckiest, most_surprising
+    from glassloop.record.worst import around, first_unlikely, luckiest, most_surprising
 
     print("The most surprising tokens: the model itself found them least likely.\n")
     _print(tokens, most_surprising(tokens, count))
@@ -62,7 +62,7 @@ def _in_text(near: tuple[str, str], token: Token) -> str:
 
 
 def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
-    from glassloop.trace.worst import around
+    from glassloop.record.worst import around
 
     rows = [
         (
@@ -82,7 +82,7 @@ def _print(tokens: Sequence[Token], places: Sequence[int]) -> None:
 
 
 def _plain(tokens: Sequence[Token], place: int) -> dict[str, Any]:
-    from glassloop.trace.worst import around, surprise_bits
+    from glassloop.record.worst import around, surprise_bits
 
     token, (before, after) = tokens[place], around(tokens, place)
     plain = token.to_dict()

@@ -6,8 +6,8 @@ from glassloop.cluster.messages import End, Facts, TokenData
 from glassloop.decode.chosen import Chosen
 from glassloop.engine.branch import BranchText
 from glassloop.engine.request import Request
-from glassloop.trace.run import Run
-from glassloop.trace.token import Pieces, Token
+from glassloop.record.run import Run
+from glassloop.record.token import Pieces, Token
 
 
 class Delivery:

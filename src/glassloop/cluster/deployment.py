@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from glassloop.cluster.messages import Job, Question, Reply, Route
 from glassloop.cluster.options import AppOptions, EngineOptions, deployment_name
-from glassloop.cluster.pickling import Part, in_parts
+from glassloop.cluster.pickling import PickledPart, in_parts
 from glassloop.server.operation.settings import public_name
 
 _LOOK_BACK = 15.0  # seconds over which Ray Serve averages the number of open requests; it measures every 10
@@ -32,10 +32,10 @@ class EngineDeployment:
             os.environ["GLASSLOOP_THREADS"] = str(options.threads)
         import ray
 
+        from glassloop.api.llm import LLM
         from glassloop.cluster.ray_processes import keep_local
         from glassloop.cluster.replica import Replica
         from glassloop.decode.plugins import load_plugin
-        from glassloop.engine.llm import LLM
 
         keep_local(ray.util.get_node_ip_address())
         for plugin in options.plugins:
@@ -61,7 +61,7 @@ class EngineDeployment:
     async def cancel(self, route: Route, key: str, session: str, run: int | None = None) -> None:
         self._replica.cancel(key, session, run)
 
-    async def open(self, route: Route, session: str) -> AsyncIterator[Part]:
+    async def open(self, route: Route, session: str) -> AsyncIterator[PickledPart]:
         async for bulletin in self._replica.open(session):
             for part in in_parts(bulletin):
                 yield part

@@ -21,16 +21,16 @@ from glassloop.diffuse.write import DiffusionRequest, by_diffusion
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
 from glassloop.engine.request import Request
-from glassloop.engine.task import CANCELLED
+from glassloop.engine.tasks.task import CANCELLED
 from glassloop.errors import GlassloopError, described
-from glassloop.trace.passes import PassRecord
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
 
 
 class Written(NamedTuple):

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from glassloop.api.llm import LLM
 from glassloop.cluster.board import Board
 from glassloop.cluster.fleet import PATIENCE, STALL, Fleet
 from glassloop.cluster.messages import Identity, Needs, Question, Report, Route
@@ -21,22 +22,21 @@ from glassloop.decode.defaults import default_sampling, with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import raise_error
-from glassloop.engine.llm import LLM
-from glassloop.engine.masked import Mask
 from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
+from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import Busy
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops.quant import Float32
+from glassloop.record.run import Run
 from glassloop.text.pieces import Pieces
-from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.lens import Attention, Layers, Neighbours, Text
-    from glassloop.trace.verdict import Verdict
+    from glassloop.engine.lens import AttentionWeights, Layers, Neighbours, Text
+    from glassloop.record.verdict import ReplayVerdict
 
 T = TypeVar("T")
 _FORGET_SECONDS = 10.0  # that replicas have to forget a run
@@ -213,9 +213,9 @@ class ClusterEngine(Engine):
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
-    ) -> Verdict:
+    ) -> ReplayVerdict:
         found = self._ask(LLM.replay, (run,), {"first": first, "strict": strict}, deadline, is_long=True)
-        return cast("Verdict", found)
+        return cast("ReplayVerdict", found)
 
     @property
     def lens(self) -> _Lenses:
@@ -316,8 +316,10 @@ class _Lenses:
     def __init__(self, engine: ClusterEngine) -> None:
         self._engine = engine
 
-    def attention(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> Attention:
-        return cast("Attention", self._read("attention", text, token, deadline=deadline))
+    def attention(
+        self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None
+    ) -> AttentionWeights:
+        return cast("AttentionWeights", self._read("attention", text, token, deadline=deadline))
 
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None

@@ -22,14 +22,14 @@ from glassloop.cluster.channels import Channels
 from glassloop.cluster.delivery import Delivery
 from glassloop.cluster.diffusing import Diffusing
 from glassloop.cluster.messages import Bulletin, Needs, Question
-from glassloop.cluster.streams import Streams
+from glassloop.cluster.streams import ReplicaStreams
 from glassloop.cluster.transport import Transport
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.protocol import Handover
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Run
-from glassloop.trace.token import Pieces
+from glassloop.record.run import Run
+from glassloop.record.token import Pieces
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Fleet:
         delivery = Delivery(pieces)
         self._calls = Calls(transport, board, next_key, patience)
         self._diffusing = Diffusing(self._calls, delivery)
-        self._streams = Streams(transport, board, delivery, session, next_key, stall, patience)
+        self._streams = ReplicaStreams(transport, board, delivery, session, next_key, stall, patience)
         self._channels = Channels(
             transport,
             board,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
 from glassloop.engine.protocol import Statistics
-from glassloop.trace.run import Beam
-from glassloop.trace.token import Refusal, Source, Token
+from glassloop.record.run import Beam
+from glassloop.record.token import Refusal, Source, Token
 
 
 class Identity(NamedTuple):

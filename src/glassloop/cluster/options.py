@@ -14,8 +14,8 @@ from glassloop.engine.local import check_adapter_name
 from glassloop.errors import GlassloopError
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.ops import default_threads
-from glassloop.server.operation.settings import Settings, check_fields, public_name
-from glassloop.shown import shown
+from glassloop.server.operation.settings import ServerSettings, check_fields, public_name
+from glassloop.util.shown import shown
 
 MOST_REPLICAS = 100_000
 
@@ -83,7 +83,7 @@ class AppOptions:
     """The options of a whole application: the replicas of each model, and the ingresses before them."""
 
     engines: tuple[EngineOptions, ...]  # of each model; the first one is the default
-    settings: Settings  # of the ingresses; its model is the first one
+    settings: ServerSettings  # of the ingresses; its model is the first one
     ingresses: int = 1
     stall: float = STALL  # seconds without a sign of life, after which a replica is given up
     patience: float = PATIENCE  # seconds that a request waits for an equal replica
@@ -123,7 +123,7 @@ class AppOptions:
         server = of(of_server)
         if isinstance(store := server.get("store"), str) and "://" not in store:
             server["store"] = Path(store)
-        settings = Settings(models[0], host="0.0.0.0", port=0, **server)
+        settings = ServerSettings(models[0], host="0.0.0.0", port=0, **server)
         return cls(engines, settings, **of(own))
 
 

@@ -11,27 +11,27 @@ from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.run import Maker, Run
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.run import Maker, Run
 
 _PART = 1 << 20  # bytes; a message of gRPC may have 4 MiB
 
 
-class Part(NamedTuple):
+class PickledPart(NamedTuple):
     """A part of a pickled value."""
 
     data: bytes
     is_last: bool
 
 
-def in_parts(value: Any) -> Iterator[Part]:
+def in_parts(value: Any) -> Iterator[PickledPart]:
     """Yields a value without runs as parts that fit into a message."""
     data = pickle.dumps(value, protocol=5)
     for start in range(0, len(data), _PART):
-        yield Part(data[start : start + _PART], start + _PART >= len(data))
+        yield PickledPart(data[start : start + _PART], start + _PART >= len(data))
 
 
-async def from_parts(parts: AsyncIterator[Part]) -> AsyncIterator[Any]:
+async def from_parts(parts: AsyncIterator[PickledPart]) -> AsyncIterator[Any]:
     """Yields the values of which `in_parts` has made parts."""
     begun: list[bytes] = []
     async for part in parts:

@@ -15,6 +15,7 @@ from struct import pack
 from time import perf_counter
 from typing import Any
 
+from glassloop.api.llm import LLM
 from glassloop.cluster.delivery import made_token
 from glassloop.cluster.messages import (
     Bulletin,
@@ -29,13 +30,12 @@ from glassloop.cluster.prefixes import summary
 from glassloop.cluster.session import Session
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.llm import LLM
 from glassloop.engine.owner import owned_by
 from glassloop.engine.request import Request
 from glassloop.engine.tree import Node
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 _LOG = logging.getLogger(__name__)
 HEARTBEAT = 0.5  # seconds between two bulletins at most

@@ -9,9 +9,9 @@ from glassloop.cluster.delivery import held_back, set_facts
 from glassloop.cluster.messages import Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
 from glassloop.decode.chain import needs_record
 from glassloop.engine.request import Request
-from glassloop.engine.revise import place_to_take_back, salt_after, settled
-from glassloop.trace.run import Run
-from glassloop.trace.token import TakenBack
+from glassloop.engine.tasks.revise import place_to_take_back, salt_after, settled
+from glassloop.record.run import Run
+from glassloop.record.token import TakenBack
 
 _NO_FACTS = Facts(0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0)
 

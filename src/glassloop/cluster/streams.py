@@ -26,14 +26,14 @@ from glassloop.decode.stop import Ending
 from glassloop.engine.loop import computes
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
-from glassloop.engine.task import CANCELLED
-from glassloop.trace.run import Move, Run
+from glassloop.engine.tasks.task import CANCELLED
+from glassloop.record.run import Move, Run
 
 _RETRY = 0.5  # seconds before a replica that could not be reached is tried again
 _KEPT = 1000  # hand-overs that are remembered
 
 
-class Streams:
+class ReplicaStreams:
     """The open streams of an ingress, which replicas know as `session`. `ClusterEngine` describes `stall` and
     `patience`."""
 

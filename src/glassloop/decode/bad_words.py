@@ -1,8 +1,8 @@
 """Texts and token sequences that must not occur: finds the tokens that would complete one.
 
 Texts are matched on bytes, so they are found however they are split into tokens, including the last tokens of
-the prompt. `BadWords` is built once per request and shared by its branches; a `Watch` is the state of one
-branch.
+the prompt. `BadWords` is built once per request and shared by its branches; a `BadWordWatch` is the state of
+one branch.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class BadWords:
                 if found[0] < found[1]:
                     self._by_text.setdefault(state, set()).add(found)
 
-    def watch(self, prompt: Sequence[int]) -> Watch:
+    def watch(self, prompt: Sequence[int]) -> BadWordWatch:
         """Returns the state of a branch that begins with these tokens."""
         if prompt != self._begun[0]:  # all samples of a request have the same prompt
             states = (0, 0)
             for token in self._tail(prompt):
                 states = self.after(states, token)
             self._begun = list(prompt), states
-        return Watch(self, self._begun[1])
+        return BadWordWatch(self, self._begun[1])
 
     def _tail(self, prompt: Sequence[int]) -> list[int]:
         """Returns as many of the last tokens as could be the beginning of a bad word."""
@@ -134,7 +134,7 @@ class BadWords:
         return found[~np.isin(found, self._always, kind="table")]
 
 
-class Watch:
+class BadWordWatch:
     """The state of one branch, which follows its tokens forward and back."""
 
     def __init__(self, words: BadWords, states: tuple[int, int]) -> None:
@@ -148,8 +148,8 @@ class Watch:
     def commit(self, token: int) -> None:
         self._states.extend(self._words.after(self._now, token))
 
-    def fork(self) -> Watch:
-        made = Watch(self._words, (0, 0))
+    def fork(self) -> BadWordWatch:
+        made = BadWordWatch(self._words, (0, 0))
         made._states = self._states[:]
         return made
 

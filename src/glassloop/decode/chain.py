@@ -23,7 +23,7 @@ from glassloop.decode.stage import REGISTER, Ruling, Stage, Step
 from glassloop.errors import ModelError, SamplingError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, RowOps, RowSummary
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 # First the stages about single tokens, over the whole vocabulary; then those about the shape of what is left.
 DEFAULT_ORDER = (

@@ -13,7 +13,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
 from glassloop.model.generation import FROM_MODEL, Setting
 from glassloop.model.registry.catalog import CATALOG
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.model.loader import ModelFiles

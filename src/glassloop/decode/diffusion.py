@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from glassloop.errors import SamplingError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 Order = Literal["confidence", "entropy", "left", "random"]
 ReviseBy = Literal["confidence", "likelihood"]

@@ -22,7 +22,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.difference import RecordDifference, difference_of
 from glassloop.decode.luck import Race, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.sentence import BeamRank, Outcome, sentence
+from glassloop.decode.sentence import BeamRank, ChoiceOutcome, sentence
 from glassloop.decode.stage import Stage, Step
 from glassloop.decode.temperatures import winning_temperatures
 from glassloop.ops import rows as reference_rows
@@ -212,7 +212,7 @@ def explain(
     by_id = {racer.id: racer for racer in racers}
     winner = by_id[choice.id]
     runner_up = None if choice.runner_up is None else by_id[choice.runner_up]
-    outcome = Outcome(
+    outcome = ChoiceOutcome(
         winner,
         runner_up,
         by_id[int(summary.ids[0])],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glassloop.decode.explain_text import race_table, stage_table
-from glassloop.html_text import Markup, table_html, tag, view
-from glassloop.plain_text import quoted
+from glassloop.util.html_text import Markup, table_html, tag, view
+from glassloop.util.plain_text import quoted
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from glassloop.plain_text import PlainTable, percent, quoted, visible
+from glassloop.util.plain_text import PlainTable, percent, quoted, visible
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Change, Explanation, Racer, StageReport

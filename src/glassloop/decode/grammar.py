@@ -22,10 +22,17 @@ from numpy.typing import NDArray
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
-from glassloop.decode.trial import TOO_MUCH, TOO_SLOW, Trials, Vocabulary, compile_grammar, make_tokenizer
+from glassloop.decode.trial import (
+    TOO_MUCH,
+    TOO_SLOW,
+    Trials,
+    TrialVocabulary,
+    compile_grammar,
+    make_tokenizer,
+)
 from glassloop.errors import SamplingError
-from glassloop.shown import printable
 from glassloop.text.tokenizer import Tokenizer
+from glassloop.util.shown import printable
 
 _LONGEST = 1 << 20  # characters of a grammar
 # The engine's time that a request's grammar may use, in seconds: in total at first, then added per mask and
@@ -156,7 +163,7 @@ class _Compiler:
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokens = token_bytes(tokenizer).by_id
         missing = [token for token, data in enumerate(tokens) if not data]
-        vocabulary = Vocabulary(
+        vocabulary = TrialVocabulary(
             tokens, list(tokenizer.eos_ids), tokenizer.bos_id, sorted({*tokenizer.special_ids, *missing})
         )
         self._trials = Trials(vocabulary)

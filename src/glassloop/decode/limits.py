@@ -16,7 +16,7 @@ from glassloop.errors import SamplingError
 
 
 @dataclass(frozen=True)
-class Limits:
+class OptionLimits:
     # Entries of each list
     stop: int = 64
     bad_words: int = 1024
@@ -41,7 +41,7 @@ _LISTS = ("stop", "bad_words", "choice", "logit_bias", "stop_token_ids", "allowe
 _SOURCES = ("regex", "grammar", "json_schema")
 
 
-def check_size(options: Mapping[str, Any], limits: Limits = Limits()) -> None:
+def check_size(options: Mapping[str, Any], limits: OptionLimits = OptionLimits()) -> None:
     """Raises a `SamplingError` that names the field if the options are larger than the limits. Values of a
     wrong type are left for `Sampling` to refuse."""
     total = 0
@@ -64,7 +64,7 @@ def check_size(options: Mapping[str, Any], limits: Limits = Limits()) -> None:
         )
 
 
-def _check_list(name: str, value: Any, limits: Limits) -> int:
+def _check_list(name: str, value: Any, limits: OptionLimits) -> int:
     """Returns how many characters its texts have."""
     if isinstance(value, str):
         _check(name, len(value), "characters", limits.text)

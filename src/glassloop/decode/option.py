@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from glassloop.decode.diffusion import Diffusion
 from glassloop.errors import SamplingError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 Check = Callable[[str, Any], Any]  # (name, value) → the value in its normal form
 

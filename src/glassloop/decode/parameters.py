@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from glassloop.decode.option import OptionValue, check_option_value, hint, wrong
 from glassloop.errors import SamplingError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 class Parameter(NamedTuple):

@@ -18,8 +18,8 @@ from glassloop.decode.chain import expand_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import MOST_SOURCE, REGISTER, Plugin
 from glassloop.errors import GlassloopError, SamplingError
-from glassloop.files import read_at_most
-from glassloop.shown import shown
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 # What plugins may register, by kind and name. Stages are here; later layers add registers of their own.
 _REGISTERS: dict[str, dict[str, Any]] = {"stage": REGISTER}

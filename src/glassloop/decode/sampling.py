@@ -30,7 +30,7 @@ from glassloop.decode.option import (
     wrong,
 )
 from glassloop.errors import SamplingError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 DEFAULT = "default"  # stands for the default order in a list of stages
 _SEED = (1 << 64) - 1

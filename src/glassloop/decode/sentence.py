@@ -17,7 +17,7 @@ class BeamRank(NamedTuple):
     result: int  # among the finished texts
 
 
-class Outcome(NamedTuple):
+class ChoiceOutcome(NamedTuple):
     """The result of the choice at one place."""
 
     winner: Racer
@@ -30,7 +30,11 @@ class Outcome(NamedTuple):
 
 
 def sentence(
-    source: str, outcome: Outcome, beam: BeamRank | None, refused: Racer | None, came: Racer | None = None
+    source: str,
+    outcome: ChoiceOutcome,
+    beam: BeamRank | None,
+    refused: Racer | None,
+    came: Racer | None = None,
 ) -> str:
     """Returns the explanation in plain English. `source` is where the token came from; `refused` is the wrong
     guess of a drafter; `came` is the token of the record, by default the winner."""
@@ -59,7 +63,7 @@ def _of_prompt(taken: Racer, favourite: Racer) -> str:
     return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {found}."
 
 
-def _of_forced(taken: Racer, outcome: Outcome) -> str:
+def _of_forced(taken: Racer, outcome: ChoiceOutcome) -> str:
     """Returns how the forced token would have done, and which token would have been chosen without it."""
     winner = outcome.winner
     if taken.id == winner.id:
@@ -73,7 +77,7 @@ def _of_forced(taken: Racer, outcome: Outcome) -> str:
     return f"You forced {_quoted(taken)}. {fared}. {instead}"
 
 
-def _of_beam(outcome: Outcome, beam: BeamRank | None) -> str:
+def _of_beam(outcome: ChoiceOutcome, beam: BeamRank | None) -> str:
     winner, runner_up, taken = outcome.winner, outcome.runner_up, outcome.taken
     kept = ""
     if taken is not None:
@@ -103,14 +107,14 @@ def _drafted(source: str, came: Racer, winner: Racer, refused: Racer | None) -> 
     return f" The drafter had guessed {'it' if came.id == winner.id else _quoted(came)}."
 
 
-def _race(outcome: Outcome) -> str:
+def _race(outcome: ChoiceOutcome) -> str:
     name = _quoted(outcome.winner)
     if outcome.lucky and outcome.runner_up is not None:
         return _won(outcome, name)
     return f"{name} won because {_won(outcome, 'it')}"
 
 
-def _won(outcome: Outcome, name: str) -> str:
+def _won(outcome: ChoiceOutcome, name: str) -> str:
     """Returns why the winner won, as a clause that calls it `name`."""
     winner, runner_up, margin = outcome.winner, outcome.runner_up, outcome.margin
     if runner_up is None:
@@ -123,7 +127,7 @@ def _won(outcome: Outcome, name: str) -> str:
     return f"{drew} and won by {margin:.2f} over {other}"
 
 
-def _before_the_stages(outcome: Outcome) -> list[str]:
+def _before_the_stages(outcome: ChoiceOutcome) -> list[str]:
     """Returns what to add where the stages changed which token the model likes best."""
     winner, favourite = outcome.winner, outcome.favourite
     if favourite.id != winner.id and favourite.removed_by is not None:

@@ -32,12 +32,12 @@ from glassloop.decode.past_choices import PastChoices
 from glassloop.decode.rules import Rule
 from glassloop.decode.sampling import DEFAULT, Sampling
 from glassloop.errors import GlassloopError, SamplingError, contained
-from glassloop.files import read_at_most
 from glassloop.ops.rows import Int32, RowOps
-from glassloop.shown import shown
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.decode.bad_words import Watch
+    from glassloop.decode.bad_words import BadWordWatch
     from glassloop.decode.grammar import Grammar
     from glassloop.text.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class Step:
     ending_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # end of sequence, stop tokens
     missing_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # logits without a token
     grammar: Grammar | None = None  # its state on this branch
-    bad_words: Watch | None = None
+    bad_words: BadWordWatch | None = None
     tokenizer: Tokenizer | None = None  # the model's own; None where there are only logits
     past_choices: PastChoices | None = None  # None if no stage of the request needs them
     own_time: OwnTime = field(default_factory=OwnTime)  # that of all branches of a client, in an engine

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 OPTIONS = tuple(field.name for field in fields(Sampling))
 _PLAIN = Sampling()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 if TYPE_CHECKING:
-    from glassloop.child import Child
+    from glassloop.util.child import Child
 
 SECONDS = 0.5  # of the child's processor time for one grammar
 _START = 120.0  # seconds that a child may take to start, on a machine that is busy
@@ -49,7 +49,7 @@ T = TypeVar("T")
 _STACK_SIZE = threading.Lock()  # the stack size is a setting of the whole process
 
 
-class Vocabulary(NamedTuple):
+class TrialVocabulary(NamedTuple):
     """What llguidance needs to know of a tokenizer."""
 
     tokens: list[bytes]
@@ -61,7 +61,7 @@ class Vocabulary(NamedTuple):
 class _Words:
     """A tokenizer with the attributes that llguidance reads."""
 
-    def __init__(self, vocabulary: Vocabulary, encode: Callable[[bytes], list[int]]) -> None:
+    def __init__(self, vocabulary: TrialVocabulary, encode: Callable[[bytes], list[int]]) -> None:
         self.tokens = vocabulary.tokens
         self.eos_token_id = vocabulary.eos_ids[0]
         self.bos_token_id = vocabulary.bos_id
@@ -72,7 +72,7 @@ class _Words:
         return self._encode(data)
 
 
-def make_tokenizer(vocabulary: Vocabulary, encode: Callable[[bytes], list[int]]) -> LLTokenizer:
+def make_tokenizer(vocabulary: TrialVocabulary, encode: Callable[[bytes], list[int]]) -> LLTokenizer:
     """Returns a tokenizer for llguidance. Takes a fifth of a second."""
     words = TokenizerWrapper(_Words(vocabulary, encode))
     return LLTokenizer(words, n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids)
@@ -111,7 +111,7 @@ def _with_stack(job: Callable[[], T]) -> T:
 # ── in the parent ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Verdict(NamedTuple):
+class TrialVerdict(NamedTuple):
     error: str  # why the grammar cannot be used, or ""
     memory: int  # bytes that the compiled grammar takes
 
@@ -120,7 +120,7 @@ class Trials:
     """A child process that tries grammars, one at a time. It is started when needed, restarted after a
     grammar has ended it, and ends with its parent."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TrialVocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self.child: Child | None = None
@@ -130,7 +130,7 @@ class Trials:
         with self._lock, suppress(OSError):
             self._running()
 
-    def run(self, source: str) -> Verdict | None:
+    def run(self, source: str) -> TrialVerdict | None:
         """Tries a grammar in the child. Returns None if it has ended each child that tried it. Raises
         `OSError` if no child can be started."""
         verdict = None
@@ -141,8 +141,8 @@ class Trials:
                     break
         return verdict
 
-    def _try(self, source: str) -> Verdict | None:
-        from glassloop.child import Patience
+    def _try(self, source: str) -> TrialVerdict | None:
+        from glassloop.util.child import Patience
 
         child, patience = self._running(), Patience(_WAIT)
         try:
@@ -154,11 +154,11 @@ class Trials:
             child.end()
             self.child = None
             return None
-        return Verdict(*json.loads(answer))
+        return TrialVerdict(*json.loads(answer))
 
     def _running(self) -> Child:
         """Returns the child, which is ready to try a grammar."""
-        from glassloop.child import Child, Patience
+        from glassloop.util.child import Child, Patience
 
         if self.child is None or not self.child.alive():
             patience = Patience(_START)
@@ -192,7 +192,7 @@ def _answer(message: object) -> None:
 
 def _serve() -> None:
     tokens, *ids = _receive()
-    vocabulary = Vocabulary([data.encode("latin-1") for data in tokens], *ids)
+    vocabulary = TrialVocabulary([data.encode("latin-1") for data in tokens], *ids)
     tokenizer = make_tokenizer(vocabulary, lambda data: [])
     _limit_memory()
     _answer("ready")
@@ -205,7 +205,7 @@ def _serve() -> None:
         if not error and _slowest(matcher) > _SLOWEST:
             error = TOO_SLOW
         _set_clock(0)
-        _answer(Verdict(error[:2000], max(0, _memory() - before)))
+        _answer(TrialVerdict(error[:2000], max(0, _memory() - before)))
 
 
 def _slowest(matcher: LLMatcher) -> float:

@@ -17,7 +17,7 @@ from glassloop.diffuse.select import Belief, select, to_take_back
 from glassloop.errors import GlassloopError
 from glassloop.ops.exact import exp_of
 from glassloop.ops.quant import Float32
-from glassloop.trace.passes import Filled, PassRecord, Unfilled
+from glassloop.record.passes import Filled, PassRecord, Unfilled
 
 
 def check_stages_can_fill(sampling: Sampling) -> None:

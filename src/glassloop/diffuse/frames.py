@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from glassloop.decode.stop import stop_ids
 from glassloop.diffuse.filling import text_length
-from glassloop.trace.passes import PassRecord
-from glassloop.trace.run import Run
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Run
 
 
-class Cell(NamedTuple):
+class FrameCell(NamedTuple):
     """One place of the answer in a frame."""
 
     text: str | None = None  # of its token; None: it is masked
@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
     number: int  # of the pass
     first: int  # the place of the first cell in the answer
-    cells: list[Cell]
+    cells: list[FrameCell]
 
     def to_dict(self) -> dict[str, Any]:
         return {"pass": self.number, "first": self.first, "cells": [cell.to_dict() for cell in self.cells]}
@@ -52,7 +52,7 @@ class Frames:
         self._piece = piece
         self._ends = stop_ids(run.sampling, eos_ids)
         self._last = -1  # the number of the pass that the cells are after
-        self._cells: list[Cell] = []
+        self._cells: list[FrameCell] = []
 
     def at(self, number: int) -> Frame:
         """Returns the frame after a pass, by its number."""
@@ -74,14 +74,14 @@ class Frames:
 
     def _add(self, record: PassRecord) -> None:
         kept = [cell._replace(changed=False, taken_back=None, reason=None) for cell in self._cells]
-        self._cells = cells = kept[: record.width] + [Cell()] * (record.width - len(kept))
+        self._cells = cells = kept[: record.width] + [FrameCell()] * (record.width - len(kept))
         for taken in record.unfilled:
-            cells[taken.at - record.first] = Cell(
+            cells[taken.at - record.first] = FrameCell(
                 changed=True, taken_back=self._piece(taken.id), reason=taken.why
             )
         for each in record.filled:
             place = each.at - record.first
-            cells[place] = Cell(
+            cells[place] = FrameCell(
                 self._piece(each.id),
                 each.id,
                 True,

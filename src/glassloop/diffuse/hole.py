@@ -11,18 +11,18 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
-from glassloop.diffuse.rows import Rows
-from glassloop.engine.checks import check_rows
+from glassloop.diffuse.rows import MaskedRows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
-from glassloop.engine.masked import Mask, Masked, Pass
+from glassloop.engine.tasks.checks import check_rows
+from glassloop.engine.tasks.masked import Mask, Masked, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
-from glassloop.trace.passes import PassRecord
-from glassloop.trace.run import Run
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 
 AFTER = "after"  # the key of `Run.diffusion` that only a run which fills a hole has: the tokens after it
@@ -41,7 +41,7 @@ class Hole:
 class _Pilot:
     """Fills one hole. The end of the text cannot be inside of it."""
 
-    def __init__(self, rows: Rows, filling: Filling) -> None:
+    def __init__(self, rows: MaskedRows, filling: Filling) -> None:
         self.rows = rows
         self.filling = filling
         self._revisions = filling.options.revise
@@ -65,7 +65,7 @@ class _Pilot:
         return False
 
 
-def never_in_hole(llm: LLM, sampling: Sampling, mask: Mask) -> tuple[int, ...]:
+def never_in_hole(llm: LocalEngine, sampling: Sampling, mask: Mask) -> tuple[int, ...]:
     """Returns the tokens that a hole cannot have: the mask, and those that end a text."""
     return (mask.token, *llm.tokenizer.eos_ids, *sampling.stop_token_ids)
 
@@ -76,7 +76,7 @@ def hole_record(options: Diffusion, mask: Mask, after: Sequence[int]) -> dict[st
 
 
 def fill_holes(
-    llm: LLM,
+    llm: LocalEngine,
     before: Sequence[int],
     after: Sequence[int],
     width: int,
@@ -100,7 +100,7 @@ def fill_holes(
     for sampling, salt in zip(samplings, salts, strict=True):
         drawn = Run(llm.name, list(before), sampling.seed or 0, llm.config.context, sampling, salt)
         decoder = llm.engine.loop.decoder(drawn, before, None, never_in_hole(llm, sampling, mask))
-        pilot = _Pilot(Rows(before, width, after, mask), Filling(width, options, decoder, mask.token))
+        pilot = _Pilot(MaskedRows(before, width, after, mask), Filling(width, options, decoder, mask.token))
         task = Masked(pilot.rows.tokens, pilot.rows.kept, pilot.first(), pilot, deadline)
         check_rows(task.branch, llm.transformer, "tokens")
         tasks.append(task)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
@@ -15,11 +14,10 @@ from glassloop.decode.stop import Ending, stop_ids
 from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
-from glassloop.diffuse.rows import Rows
+from glassloop.diffuse.rows import MaskedRows
 from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
-from glassloop.engine.masked import Masked, Pass
 from glassloop.engine.replay import (
     Luck,
     NoSuchToken,
@@ -29,18 +27,20 @@ from glassloop.engine.replay import (
     replay_notes,
     token_at,
 )
-from glassloop.engine.task import CANCELLED
+from glassloop.engine.tasks.masked import Masked, Pass
+from glassloop.engine.tasks.task import CANCELLED
 from glassloop.errors import GlassloopError, ModelError, SamplingError, TraceError
 from glassloop.ops.quant import Float32
-from glassloop.trace.passes import PassRecord
-from glassloop.trace.run import Run
-from glassloop.trace.verdict import Verdict
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Run
+from glassloop.record.verdict import ReplayVerdict
+from glassloop.util.check import check_count, check_one_of
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 
-def recorded_filling(llm: LLM, run: Run, strict: bool = True) -> tuple[Diffusion, list[int] | None]:
+def recorded_filling(llm: LocalEngine, run: Run, strict: bool = True) -> tuple[Diffusion, list[int] | None]:
     """Returns the options with which the masks of a run were filled, and the tokens after them if it fills a
     hole. Raises if this model cannot fill them again; unless `strict`, one that knows its tokens can."""
     values = dict(run.diffusion or {})
@@ -66,8 +66,8 @@ def recorded_filling(llm: LLM, run: Run, strict: bool = True) -> tuple[Diffusion
 
 
 def replay_passes(
-    llm: LLM, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
-) -> Verdict:
+    llm: LocalEngine, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
+) -> ReplayVerdict:
     """Fills the masks of a run once more, and compares every number of every pass and of every token from the
     place `first` on. Unless `strict`, a run of another model or adapter is compared too, and the verdict
     says so."""
@@ -92,7 +92,9 @@ def replay_passes(
     return replace(verdict, identical=False, notes=(*verdict.notes, "the passes are not the same"))
 
 
-def _write(llm: LLM, run: Run, options: Diffusion, limit: Deadline) -> tuple[list[Chosen], list[PassRecord]]:
+def _write(
+    llm: LocalEngine, run: Run, options: Diffusion, limit: Deadline
+) -> tuple[list[Chosen], list[PassRecord]]:
     """Writes the text of a run once more. Returns its choices and passes."""
     again = llm.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
@@ -120,7 +122,7 @@ def _write(llm: LLM, run: Run, options: Diffusion, limit: Deadline) -> tuple[lis
 
 
 def _fill(
-    llm: LLM, run: Run, options: Diffusion, after: list[int], limit: Deadline
+    llm: LocalEngine, run: Run, options: Diffusion, after: list[int], limit: Deadline
 ) -> tuple[list[Chosen], list[PassRecord]]:
     """Fills the hole of a run once more. Returns its choices and passes."""
     width = run.passes[0].width if run.passes else len(run.tokens)
@@ -144,7 +146,7 @@ class _Once:
 
 
 def explain_fill(
-    llm: LLM,
+    llm: LocalEngine,
     run: Run,
     at: int,
     *,
@@ -181,7 +183,7 @@ def explain_fill(
     if not 0 <= place < len(tokens) or tokens[place] is not None:
         raise TraceError.about("pass", f"is {number}, in which the place {at} is not masked")
     mask, before = llm.mask, [*run.prompt_ids, *run.token_ids[: record.first]]
-    rows, pilot = Rows(before, record.width, after or [], mask), _Once()
+    rows, pilot = MaskedRows(before, record.width, after or [], mask), _Once()
     task = Masked(rows.tokens, rows.kept, rows.of_pass(tokens), pilot, deadline)
     compute_all(llm.engine, [task])
     assert pilot.logits is not None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glassloop.engine.masked import Mask, MaskedRow, Pass
+from glassloop.engine.tasks.masked import Mask, MaskedRow, Pass
 from glassloop.ops.quant import Float32
 
 
-class Rows:
+class MaskedRows:
     """The rows of a text with a hole: `before`, the places to fill, `after`."""
 
     def __init__(self, before: Sequence[int], width: int, after: Sequence[int], mask: Mask) -> None:

@@ -1,7 +1,8 @@
 """Writing by diffusion: blocks of masks from left to right, each filled in passes.
 
 A `DiffusionRequest` is a request like any other: it is submitted, followed, cancelled and kept in the same
-ways. Its tasks are `Writer`s, one for each run. The tokens of a block are told once the block is final.
+ways. Its tasks are `DiffusionWriter`s, one for each run. The tokens of a block are told once the block is
+final.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending, Stopper
 from glassloop.decode.task_kinds import DIFFUSION
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
-from glassloop.diffuse.rows import Rows
+from glassloop.diffuse.rows import MaskedRows
 from glassloop.engine.branch import Branch, BranchText
-from glassloop.engine.checks import check_rows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import Submitter, raise_error
 from glassloop.engine.generation import complete
-from glassloop.engine.masked import Mask, MaskedBranch, Pass
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
-from glassloop.engine.task import CANCELLED, Row, Task
+from glassloop.engine.tasks.checks import check_rows
+from glassloop.engine.tasks.masked import Mask, MaskedBranch, Pass
+from glassloop.engine.tasks.task import CANCELLED, Task, WantedRow
 from glassloop.errors import GlassloopError, described
 from glassloop.ops.quant import Float32
+from glassloop.record.passes import MOST_CHANGES, PassRecord
+from glassloop.record.run import Run
+from glassloop.record.token import Pieces, Token
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.passes import MOST_CHANGES, PassRecord
-from glassloop.trace.run import Run
-from glassloop.trace.token import Pieces, Token
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
     from glassloop.engine.loop import Loop
     from glassloop.engine.protocol import Engine
 
@@ -55,7 +56,7 @@ class DiffusionRequest(Request):
     deadline: Deadline | None = None  # in place of the timeout of the options
 
     def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task]:
-        writers = [Writer(self, run, order, loop) for run in self.runs]
+        writers = [DiffusionWriter(self, run, order, loop) for run in self.runs]
         check_rows(writers[0].branch, loop.transformer, "diffusion.block")
         writers[0].siblings = writers[1:]
         return list(writers)
@@ -67,7 +68,7 @@ class DiffusionRequest(Request):
         return self.abandoned or (CANCELLED if late else None)
 
 
-class Writer:
+class DiffusionWriter:
     """Writes a run block by block: the task of a run of a `DiffusionRequest`. The first run of a request
     computes the prefix that all share; the others are queued once it is in the KV tree."""
 
@@ -79,7 +80,7 @@ class Writer:
         self.request = request
         self.order = order
         self.run = run
-        self.siblings: list[Writer] = []
+        self.siblings: list[DiffusionWriter] = []
         self._options, self._mask = request.options, request.mask
         never, own_time = (self._mask.token,), request.own_time
         self._decoder: Decoder = loop.decoder(run, run.prompt_ids, request.compiled, never, own_time)
@@ -94,7 +95,7 @@ class Writer:
         self._is_scoring = False
         self._changes = 0  # in the record of the passes
         width = self._width()
-        self._rows = Rows(run.prompt_ids, width, [], self._mask)
+        self._rows = MaskedRows(run.prompt_ids, width, [], self._mask)
         self._filling = Filling(width, self._options, self._decoder, self._mask.token)
         first = self._rows.of_pass(self._filling.places)
         self.branch = MaskedBranch(self._rows.tokens, self._rows.kept, first, request.realm)
@@ -120,7 +121,7 @@ class Writer:
     def preempted(self) -> None:
         self.run.timings.preempted += 1
 
-    def advance(self, rows: Sequence[Row]) -> None:
+    def advance(self, rows: Sequence[WantedRow]) -> None:
         now, place = perf_counter(), rows[0].place
         if self._first is None:
             self._first = now
@@ -253,7 +254,7 @@ def by_diffusion(
 
 
 def diffuse(
-    llm: LLM,
+    llm: LocalEngine,
     prompt: Prompt,
     sampling: Sampling,
     diffusion: Diffusion | Mapping[str, Any] | int | None = None,
@@ -269,7 +270,7 @@ def diffuse(
     return finish(llm, request)
 
 
-def finish(llm: LLM, request: DiffusionRequest) -> Run:
+def finish(llm: LocalEngine, request: DiffusionRequest) -> Run:
     """Computes a request to its end. Returns its first run; raises its error, and when the deadline has
     ended it."""
     complete(llm.engine, [request], progress=False)

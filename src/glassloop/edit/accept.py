@@ -7,8 +7,8 @@ from math import exp, inf, log
 
 from glassloop.edit.dice import Dice
 from glassloop.edit.proposal import Proposal
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 
 def metropolis(proposal: Proposal, log_ratio: float, coin: float) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from glassloop.arguments import check_count, check_text
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
@@ -14,18 +13,19 @@ from glassloop.decode.task_kinds import INFILL, INFILL_MASKS, REWRITE, TaskKind
 from glassloop.edit.accept import best_by_bits, chain
 from glassloop.edit.characters import widen
 from glassloop.edit.masks import check_masks, check_proposer, options_of
-from glassloop.edit.proposal import Place, Proposal, Work
+from glassloop.edit.proposal import EditWork, Place, Proposal
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import Characters, apart, apply, check_span, fixed_prompt
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import GlassloopError, SamplingError
-from glassloop.shown import shown
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
+from glassloop.util.check import check_count, check_text
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 METHODS = ("rerank", "metropolis")
 HOLES = "holes"  # a method of `infill` only: masks propose, and "rerank" takes the best
@@ -37,7 +37,7 @@ DRAWN = Sampling(temperature=0.8)  # how replacements are drawn by default
 
 
 def infill(
-    llm: LLM,
+    llm: LocalEngine,
     before: str,
     after: str,
     tokens: int = 12,
@@ -96,7 +96,7 @@ def infill(
 
 
 def rewrite(
-    llm: LLM,
+    llm: LocalEngine,
     text: str,
     spans: Characters | Sequence[Characters],
     sampling: Sampling | None = None,
@@ -152,7 +152,7 @@ def rewrite(
 
 
 def decide_all(
-    work: Work,
+    work: EditWork,
     places: Sequence[Place],
     proposals: Sequence[Sequence[Proposal]],
     sampling: Sampling,
@@ -185,7 +185,7 @@ def decide_all(
 
 
 def _by_chain(
-    work: Work, place: Place, proposals: Sequence[Proposal], old: Run | None, window: int | None
+    work: EditWork, place: Place, proposals: Sequence[Proposal], old: Run | None, window: int | None
 ) -> Proposal | None:
     if old is not None:
         scored = place.run.tokens[place.start :] if window is None else _near(place, window)
@@ -201,7 +201,7 @@ def _near(place: Place, window: int) -> list[Token]:
     return place.run.tokens[place.start : place.end + window]
 
 
-def _given(work: Work, place: Place, sampling: Sampling) -> Request:
+def _given(work: EditWork, place: Place, sampling: Sampling) -> Request:
     """Returns a request that scores the tokens of a span as if they had been drawn with these options."""
     ids = place.run.token_ids[place.start : place.end]
     options = work.span_sampling(sampling, max(1, len(ids)))
@@ -225,7 +225,7 @@ def _check_method(method: str, known: Sequence[str]) -> None:
 
 
 def _begin(
-    llm: LLM,
+    llm: LocalEngine,
     kind: TaskKind,
     tokens: int,
     candidates: int,
@@ -233,7 +233,7 @@ def _begin(
     window: int | None,
     sampling: Sampling | None,
     deadline: Deadline | None,
-) -> Work:
+) -> EditWork:
     """Checks the arguments that all have in common, and returns the work to do."""
     check_count("tokens", tokens, 1, MOST_TOKENS)
     check_count("candidates", candidates, 1, MOST_CANDIDATES)
@@ -245,7 +245,7 @@ def _begin(
     if method == "metropolis" and sampling is not None and sampling.greedy:
         raise SamplingError.about("temperature", "is 0; a chain draws, so a number above 0 is expected")
     seed = draw_seed() if sampling is None or sampling.seed is None else sampling.seed
-    return Work(llm, seed, deadline)
+    return EditWork(llm, seed, deadline)
 
 
 def _options(
@@ -271,7 +271,7 @@ def _checked_spans(text: str, spans: object) -> list[Characters]:
     return wide
 
 
-def _pieces(llm: LLM, text: str, spans: Sequence[Characters]) -> tuple[list[int], list[list[int]]]:
+def _pieces(llm: LocalEngine, text: str, spans: Sequence[Characters]) -> tuple[list[int], list[list[int]]]:
     """Returns the tokens of the prompt, which is the text before the first span, and those of the pieces from
     there on: kept, span, kept, span, … Each piece is encoded by itself, so what is kept keeps its tokens."""
     prompt = fixed_prompt(llm, text[: spans[0][0]])
@@ -283,7 +283,7 @@ def _pieces(llm: LLM, text: str, spans: Sequence[Characters]) -> tuple[list[int]
 
 
 def _final(
-    work: Work, text: str, spans: Sequence[Characters], pieces: Sequence[Sequence[int]]
+    work: EditWork, text: str, spans: Sequence[Characters], pieces: Sequence[Sequence[int]]
 ) -> tuple[str, Characters]:
     """Returns the text with its new spans, and the characters from the first of them to the last."""
     made, at = text[: spans[0][0]], spans[0][0]

@@ -13,18 +13,18 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes, hole_record
 from glassloop.engine.logits import compute_all
-from glassloop.engine.masked import Masked, MaskedRow, Pass
+from glassloop.engine.tasks.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
-from glassloop.shown import shown
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.text.stream import TextStream
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.edit.proposal import Place, Work
-    from glassloop.engine.llm import LLM
+    from glassloop.edit.proposal import EditWork, Place
+    from glassloop.engine.local import LocalEngine
 
 PROPOSERS = ("left", "diffusion")
 SEEN_AFTER = 64  # tokens after a span that the masks see
@@ -34,7 +34,7 @@ _AT_ONCE = 768  # tokens of a text that are looked at in one piece
 Surprise = dict[int, float]  # bits by token id
 
 
-def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
+def check_proposer(llm: LocalEngine, proposer: str, method: str = "rerank") -> None:
     """Raises for a proposer that is unknown, or that the model or the method cannot work with."""
     if proposer not in PROPOSERS:
         expected = " or ".join(map(repr, PROPOSERS))
@@ -47,7 +47,7 @@ def check_proposer(llm: LLM, proposer: str, method: str = "rerank") -> None:
         check_masks(llm, "proposer", proposer)
 
 
-def check_masks(llm: LLM, field: str, value: str) -> None:
+def check_masks(llm: LocalEngine, field: str, value: str) -> None:
     """Raises if a model cannot fill masks, which this value of a field needs."""
     try:
         llm.mask  # noqa: B018  (raises if the model has none)
@@ -65,7 +65,7 @@ def options_of(proposer: str, diffusion: Diffusion | Mapping[str, Any] | int | N
 
 
 def fill_place(
-    work: Work, place: Place, sampling: Sampling, candidates: int, ranked: bool, diffusion: Diffusion
+    work: EditWork, place: Place, sampling: Sampling, candidates: int, ranked: bool, diffusion: Diffusion
 ) -> list[Run]:
     """Returns draws for a span that see both sides of it, as runs; the first one greedily if `ranked`."""
     llm, options = work.llm, work.span_sampling(sampling, place.tokens)
@@ -112,7 +112,7 @@ class _Reader:
         return False
 
 
-def masked_bits(work: Work, run: Run) -> list[float]:
+def masked_bits(work: EditWork, run: Run) -> list[float]:
     """Returns how surprising each token of a run is to the masked model, in bits, given the text on both
     sides of it. Each token is masked once, every sixth at a time."""
     found = look(work, run, range(len(run.tokens)), {}, STRIDE, 1)
@@ -120,7 +120,7 @@ def masked_bits(work: Work, run: Run) -> list[float]:
 
 
 def look(
-    work: Work, run: Run, places: Sequence[int], asked: Mapping[int, Sequence[int]], passes: int, top: int
+    work: EditWork, run: Run, places: Sequence[int], asked: Mapping[int, Sequence[int]], passes: int, top: int
 ) -> dict[int, Surprise]:
     """Masks tokens of a run, every `passes`-th of the given places at a time, and returns for each place how
     surprising its token, the `top` likeliest ones and the ones that are asked for would be there, in bits."""
@@ -143,7 +143,7 @@ def look(
     return made
 
 
-def _task(work: Work, run: Run, places: Sequence[int], end: int, reader: _Reader) -> Masked:
+def _task(work: EditWork, run: Run, places: Sequence[int], end: int, reader: _Reader) -> Masked:
     """Returns a task that masks some tokens of a run; what is before the first of them is plain text."""
     ids, start, mask = run.token_ids, len(run.prompt_ids), work.llm.mask
     plain, hidden = [*run.prompt_ids, *ids[: places[0]]], set(places)

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from glassloop.edit.masks import STRIDE, Surprise, look
-from glassloop.edit.proposal import Place, Proposal, Work
+from glassloop.edit.proposal import EditWork, Place, Proposal
 from glassloop.edit.spans import apart, borders
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 LEAST = 4.0  # bits of evidence, by default
 WINDOW = 4  # tokens after a token that count as what follows, by default
@@ -38,7 +38,7 @@ _AT_ONCE = 64  # branches that are scored in one batch
 
 
 @dataclass(frozen=True)
-class Limits:
+class MistakeLimits:
     """What a repair by masks may do."""
 
     budget: int  # computed tokens
@@ -56,7 +56,7 @@ def evidence(proposal: Proposal) -> float:
     return proposal.following_gain - _MASKED_SHARE * masked - (1 - _MASKED_SHARE) * proposal.own_bits
 
 
-def mend(work: Work, draft: Run, limits: Limits) -> tuple[Run, list[Proposal]]:
+def mend(work: EditWork, draft: Run, limits: MistakeLimits) -> tuple[Run, list[Proposal]]:
     """Replaces single tokens in rounds, until there is not enough evidence for any or the budget is spent.
 
     Returns the text after and all proposals. A round measures the tokens that may be mistakes and replaces
@@ -91,7 +91,7 @@ def mend(work: Work, draft: Run, limits: Limits) -> tuple[Run, list[Proposal]]:
     return current, proposals
 
 
-def _replaced(work: Work, run: Run, accepted: Sequence[Proposal]) -> Run:
+def _replaced(work: EditWork, run: Run, accepted: Sequence[Proposal]) -> Run:
     """Returns a fork of the text with all accepted replacements. It becomes the branch of each of them."""
     ids = run.token_ids
     for each in accepted:
@@ -125,7 +125,7 @@ def _looks(proposal: Proposal) -> str:
 
 
 def _measured(
-    work: Work, run: Run, places: Sequence[int], limits: Limits, step: int
+    work: EditWork, run: Run, places: Sequence[int], limits: MistakeLimits, step: int
 ) -> dict[int, list[Proposal]]:
     """Returns scored proposals for the places whose token may be a mistake."""
     cuts = borders(work, run)
@@ -153,11 +153,11 @@ def _measured(
 
 
 def _looked_at_again(
-    work: Work,
+    work: EditWork,
     run: Run,
     seen: dict[int, Surprise],
     made: dict[int, list[Proposal]],
-    limits: Limits,
+    limits: MistakeLimits,
     step: int,
 ) -> dict[int, list[Proposal]]:
     """Looks a second time at the tokens with the most evidence, with every other one of them masked: fewer
@@ -180,12 +180,12 @@ def _looked_at_again(
 
 
 def _score(
-    work: Work,
+    work: EditWork,
     run: Run,
     places: Iterable[int],
     wanted: dict[int, list[int]],
     made: dict[int, list[Proposal]],
-    limits: Limits,
+    limits: MistakeLimits,
     step: int,
 ) -> None:
     """Adds scored proposals, in batches, until the budget is spent."""

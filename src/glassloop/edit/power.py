@@ -13,29 +13,29 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from glassloop.arguments import check_count, check_number
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import SHARPEN
 from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
-from glassloop.edit.proposal import Proposal, Work, complete_all
+from glassloop.edit.proposal import EditWork, Proposal, complete_all
 from glassloop.edit.record import Edit
 from glassloop.engine.branching import branch
 from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import SamplingError
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
+from glassloop.util.check import check_count, check_number
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 MOST_STEPS = 10_000
 
 
 def sharpen(
-    llm: LLM,
+    llm: LocalEngine,
     prompt: Any,
     alpha: float = 4.0,
     *,
@@ -51,7 +51,7 @@ def sharpen(
 
 
 def sharpen_all(
-    llm: LLM,
+    llm: LocalEngine,
     prompts: Sequence[Any],
     alpha: float = 4.0,
     *,
@@ -106,12 +106,12 @@ def _options(sampling: Sampling | None, alpha: float) -> Sampling:
 
 
 def _chain(
-    llm: LLM, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
+    llm: LocalEngine, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
 ) -> Generator[Request, None, Edit]:
     """Yields the requests of one chain, each of which has to be completed before the next, and returns the
     result."""
     assert sampling.seed is not None
-    work = Work(llm, sampling.seed)
+    work = EditWork(llm, sampling.seed)
     length = min(block or sampling.max_tokens, sampling.max_tokens)
     request = _prepare(llm, prompt, replace(sampling, max_tokens=length))
     built = request.compiled
@@ -147,13 +147,13 @@ def _chain(
     )
 
 
-def _prepare(llm: LLM, prompt: Any, sampling: Sampling) -> Request:
+def _prepare(llm: LocalEngine, prompt: Any, sampling: Sampling) -> Request:
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         return llm.prepare_chat(prompt, sampling)
     return llm.prepare(prompt, sampling)
 
 
-def redraw(llm: LLM, run: Run, at: int, salt: int, built: Compiled) -> Request:
+def redraw(llm: LocalEngine, run: Run, at: int, salt: int, built: Compiled) -> Request:
     """Returns a request that draws the text anew from the token `at` on, with the options of `built`."""
     options = built.sampling
     assert options.seed is not None

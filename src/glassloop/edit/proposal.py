@@ -28,10 +28,10 @@ from glassloop.engine.follow import raise_error
 from glassloop.engine.generation import as_completed
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 PLAIN = Sampling(temperature=1.0, ignore_eos=True, logprobs=5)  # the model's own distribution, for scoring
 NEAR = 16  # tokens beside a span that may belong to a character which people see as one
@@ -142,7 +142,7 @@ def bits(run: Run, start: int, end: int) -> float:
     return -sum(token.raw_logprob for token in run.tokens[start:end]) / log(2)
 
 
-def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
+def complete_all(llm: LocalEngine, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
     """Computes requests together and waits for all. Raises the first error of a run, or that of the deadline,
     after which nothing of them runs any more. A run that was cut short, by its own timeout or for want of
     memory, is an error too: what is made of it could not be replayed."""
@@ -160,10 +160,10 @@ def complete_all(llm: LLM, requests: Sequence[Request], deadline: Deadline | Non
                 raise GlassloopError(f"a draw was cut short: {run.finish_reason}, {run.stop_reason}")
 
 
-class Work:
+class EditWork:
     """What an edit computes with: the model, its luck, and a count of the tokens that it has paid for."""
 
-    def __init__(self, llm: LLM, seed: int, deadline: Deadline | None = None) -> None:
+    def __init__(self, llm: LocalEngine, seed: int, deadline: Deadline | None = None) -> None:
         check_deadline(deadline)
         self.llm = llm
         self.dice = Dice(seed)

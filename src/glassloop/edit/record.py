@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.option import is_number
-from glassloop.edit.proposal import DECIDED, Proposal, Work
+from glassloop.edit.proposal import DECIDED, EditWork, Proposal
 from glassloop.errors import TraceError
-from glassloop.files import read_at_most, write_text
-from glassloop.shown import shown
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
+from glassloop.util.files import read_at_most, write_text
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.engine.deadline import Deadline
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 FORMAT = 1
 KINDS = ("infill", "rewrite", "repair", "sharpen")
@@ -54,7 +54,7 @@ class Edit:
     @classmethod
     def of(
         cls,
-        work: Work,
+        work: EditWork,
         kind: str,
         prompt_ids: list[int],
         draft: Run,
@@ -161,7 +161,7 @@ class Edit:
 
     def replay(
         self,
-        llm: LLM,
+        llm: LocalEngine,
         *,
         check: Any = None,
         deadline: Deadline | None = None,

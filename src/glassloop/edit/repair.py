@@ -11,28 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from glassloop.arguments import check_count, check_number, check_text
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import REPAIR, REPAIR_CHECK, REPAIR_MASKS, TaskKind
 from glassloop.edit.accept import best_by_gain
 from glassloop.edit.infill import DRAWN, MOST_CANDIDATES, MOST_TOKENS
 from glassloop.edit.masks import check_proposer
-from glassloop.edit.mistakes import LEAST, WINDOW, Limits, mend
+from glassloop.edit.mistakes import LEAST, WINDOW, MistakeLimits, mend
 from glassloop.edit.power import redraw, suffix_proposal
-from glassloop.edit.proposal import Place, Proposal, Work
+from glassloop.edit.proposal import EditWork, Place, Proposal
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import apart, apply, borders, prompt_and_text, whole_characters
-from glassloop.edit.surprise import Measured, left_bits, measure
+from glassloop.edit.surprise import SurprisingToken, left_bits, measure
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.replay import check_continuable, check_run
 from glassloop.engine.request import draw_seed
 from glassloop.errors import GlassloopError, TextError
-from glassloop.shown import shown
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
+from glassloop.util.check import check_count, check_number, check_text
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 Check = Callable[[str], object]  # returns a bool, a number, or an object with `passed` and `score`
 
@@ -60,7 +60,7 @@ class _Options:
 
 
 def repair(
-    llm: LLM,
+    llm: LocalEngine,
     text: str | Run,
     *,
     prompt: Any = None,
@@ -119,7 +119,7 @@ def repair(
         (check_run if check is None else check_continuable)(llm, text)
     options = _Options(budget, candidates, tokens, window, least, spans, proposer)
     seed = None if sampling is None else sampling.seed
-    work = Work(llm, draw_seed() if seed is None else seed, deadline)
+    work = EditWork(llm, draw_seed() if seed is None else seed, deadline)
     prompt_ids, ids, head = _tokens(llm, text, prompt)
     if check is None:
         draft = work.text(prompt_ids, ids)
@@ -151,7 +151,9 @@ def _check_arguments(kind: TaskKind, **given: object) -> None:
             raise GlassloopError.about(name, f"is {shown(given[name])}; {kind.name} does not take it")
 
 
-def _unchecked(work: Work, draft: Run, sampling: Sampling, options: _Options) -> tuple[Run, list[Proposal]]:
+def _unchecked(
+    work: EditWork, draft: Run, sampling: Sampling, options: _Options
+) -> tuple[Run, list[Proposal]]:
     """Repairs without a verifier. Returns the text after and all proposals."""
     by_masks = options.proposer == "diffusion"
     per_token = _PER_TOKEN_MASKED if by_masks else _PER_TOKEN
@@ -159,7 +161,9 @@ def _unchecked(work: Work, draft: Run, sampling: Sampling, options: _Options) ->
     if not by_masks:
         return _by_surprise(work, draft, sampling, options, budget)
     allowed = None if sampling.allowed_token_ids is None else frozenset(sampling.allowed_token_ids)
-    limits = Limits(budget, options.candidates, options.window, options.least_gain, options.spans, allowed)
+    limits = MistakeLimits(
+        budget, options.candidates, options.window, options.least_gain, options.spans, allowed
+    )
     return mend(work, draft, limits)
 
 
@@ -167,7 +171,7 @@ def _unchecked(work: Work, draft: Run, sampling: Sampling, options: _Options) ->
 
 
 def _by_surprise(
-    work: Work, draft: Run, sampling: Sampling, options: _Options, budget: int
+    work: EditWork, draft: Run, sampling: Sampling, options: _Options, budget: int
 ) -> tuple[Run, list[Proposal]]:
     current, proposals, step = draft, list[Proposal](), 0
     settled: set[int] = set()  # places where no replacement is an improvement
@@ -218,14 +222,14 @@ def _screened(run: Run, surprise: Sequence[float], settled: set[int], cuts: Sequ
     return [at for at in worst if surprise[at] >= _UNEXPECTED]
 
 
-def _widened(measured: Measured, tokens: int, cuts: Sequence[bool]) -> Place:
+def _widened(measured: SurprisingToken, tokens: int, cuts: Sequence[bool]) -> Place:
     place = measured.place
     start, end = whole_characters(cuts, place.start, min(place.start + tokens, len(cuts) - 1))
     return replace(place, start=start, end=end, tokens=end - start)
 
 
 def _narrow(
-    work: Work, place: Place, drawn: Sequence[Proposal], cuts: Sequence[bool]
+    work: EditWork, place: Place, drawn: Sequence[Proposal], cuts: Sequence[bool]
 ) -> tuple[Place, list[Proposal]]:
     """Returns the beginnings of the draws for a span as proposals for the beginning of the span."""
     start, end = whole_characters(cuts, place.start, min(place.start + _NARROW, place.end))
@@ -252,7 +256,7 @@ def _moved(settled: set[int], accepted: Sequence[Proposal]) -> set[int]:
 
 
 def _by_check(
-    work: Work, draft: Run, head: str, check: Check, sampling: Sampling, options: _Options
+    work: EditWork, draft: Run, head: str, check: Check, sampling: Sampling, options: _Options
 ) -> tuple[Run, list[Proposal]]:
     budget = _PER_TOKEN_CHECKED * len(draft.tokens) if options.budget is None else options.budget
     passed, score = verdict(check, head + work.decode(draft.token_ids))
@@ -317,7 +321,7 @@ def _checked_sampling(text: str | Run, tokens: int, sampling: Sampling | None) -
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _tokens(llm: LLM, text: str | Run, prompt: Any) -> tuple[list[int], list[int], str]:
+def _tokens(llm: LocalEngine, text: str | Run, prompt: Any) -> tuple[list[int], list[int], str]:
     """Returns the tokens of the prompt, those of the text, and the beginning of the text that is part of the
     prompt since nothing is known of the first token of all."""
     if isinstance(text, Run):
@@ -350,7 +354,7 @@ def _plain(options: _Options) -> dict[str, Any]:
 
 
 def again(
-    llm: LLM,
+    llm: LocalEngine,
     prompt_ids: list[int],
     given: Mapping[str, Any],
     sampling: Sampling,
@@ -363,7 +367,7 @@ def again(
     if values.pop("checked") and check is None:
         raise GlassloopError.about("check", "is missing; the edit was made with a verifier")
     options = _Options(**values)
-    work = Work(llm, sampling.seed or 0, deadline)
+    work = EditWork(llm, sampling.seed or 0, deadline)
     draft = work.text(llm.checked(prompt_ids, "prompt_ids"), ids)
     if check is None:
         current, proposals = _unchecked(work, draft, sampling, options)

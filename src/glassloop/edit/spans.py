@@ -7,17 +7,17 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from glassloop.edit.characters import is_border
-from glassloop.edit.proposal import NEAR, Place, Proposal, Work
+from glassloop.edit.proposal import NEAR, EditWork, Place, Proposal
 from glassloop.errors import GlassloopError, TextError
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 Characters = tuple[int, int]  # the first character of a span, and the one after its last
 
 
-def prompt_and_text(llm: LLM, before: str, text: str) -> tuple[list[int], list[int]]:
+def prompt_and_text(llm: LocalEngine, before: str, text: str) -> tuple[list[int], list[int]]:
     """Returns the token ids of the text that is fixed and of the text that continues it. At least one token
     must be fixed, since nothing is known of the first token of all: BOS if the model has it, or else the
     first token of the text."""
@@ -33,7 +33,7 @@ def prompt_and_text(llm: LLM, before: str, text: str) -> tuple[list[int], list[i
     return fixed, ids
 
 
-def fixed_prompt(llm: LLM, before: str) -> list[int]:
+def fixed_prompt(llm: LocalEngine, before: str) -> list[int]:
     """Returns the token ids of the text before a span; for an empty one, BOS."""
     if before:
         return prompt_and_text(llm, before, "")[0]
@@ -42,7 +42,7 @@ def fixed_prompt(llm: LLM, before: str) -> list[int]:
     return [llm.tokenizer.bos_id]
 
 
-def borders(work: Work, run: Run) -> list[bool]:
+def borders(work: EditWork, run: Run) -> list[bool]:
     """Returns for each token of a run, and for its end, whether the text may be cut before it without taking
     apart a character that people see."""
     pieces = [work.llm.tokenizer.token_bytes(token) for token in run.token_ids]
@@ -101,7 +101,7 @@ def apart(places: Sequence[Place], window: int) -> list[Place]:
     return kept
 
 
-def apply(work: Work, ids: Sequence[int], accepted: Sequence[Proposal]) -> Run:
+def apply(work: EditWork, ids: Sequence[int], accepted: Sequence[Proposal]) -> Run:
     """Returns the text with accepted proposals, as a branch of it; `ids` are its tokens before. There is at
     least one, and they are as far apart as they were scored: the branch of the first one is continued with
     the others and with the rest of the text."""

@@ -13,15 +13,15 @@ from math import log
 
 import numpy as np
 
-from glassloop.edit.proposal import Place, Proposal, Work, bits
-from glassloop.trace.run import Run
+from glassloop.edit.proposal import EditWork, Place, Proposal, bits
+from glassloop.record.run import Run
 
 RIVALS = 4  # tokens that each token is compared with: those that the model finds likeliest there
 _AT_ONCE = 64  # branches that are scored in one batch
 
 
 @dataclass(eq=False)
-class Measured:
+class SurprisingToken:
     """The surprise of one token, and its rivals as proposals, scored."""
 
     place: Place
@@ -36,8 +36,8 @@ def left_bits(run: Run) -> list[float]:
 
 
 def measure(
-    work: Work, run: Run, positions: Sequence[int], window: int, step: int, rivals: int = RIVALS
-) -> Iterator[Measured]:
+    work: EditWork, run: Run, positions: Sequence[int], window: int, step: int, rivals: int = RIVALS
+) -> Iterator[SurprisingToken]:
     """Yields the surprise from both sides of tokens of a run: -log2 of the probability of the token among
     its rivals, each with `window` tokens after it. The steps of the proposals count from `step`."""
     group = max(1, _AT_ONCE // rivals)
@@ -53,4 +53,4 @@ def measure(
             here = own + bits(run, place.end, place.end + window)
             others = [each.bits for each in made if each.run is not None]
             all_of_them = np.logaddexp.reduce([-each * log(2) for each in (here, *others)]) / log(2)
-            yield Measured(place, own, here + float(all_of_them), made)
+            yield SurprisingToken(place, own, here + float(all_of_them), made)

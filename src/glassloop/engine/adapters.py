@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from glassloop.engine.request import Request
-from glassloop.engine.task import Task
+from glassloop.engine.tasks.task import Task
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.model.transformer import Transformer
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 class AdapterNumber(int):
@@ -27,7 +27,7 @@ class LoadedAdapter(NamedTuple):
     sha256: str  # of its files
 
 
-class Adapters:
+class LoadedAdapters:
     def __init__(self, transformer: Transformer, tree: KVTree) -> None:
         self.loaded: Mapping[str, LoadedAdapter] = {}  # by name
         self.retired: set[int] = set()  # the numbers of adapters that only running requests still use

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import StartedChoices
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.task import Call, Task, Work, places_of
+from glassloop.engine.tasks.task import PlannedCall, Task, Work, places_of
 from glassloop.engine.tree import KVTree
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Flight:
     A token that is not known yet has a negative id in the rows of the step after it: a promise.
     """
 
-    call: Call
+    call: PlannedCall
     results: Any
     promised: dict[int, int]  # promise → line of the choices of the step before, which predicts the token
     seconds: float
@@ -101,7 +101,7 @@ class Ahead:
 
     def _launch(self, loop: Loop, works: list[Work], before: Flight | None = None) -> Flight:
         """Begins to compute a step, after another one that is under way."""
-        call = Call(None, works)
+        call = PlannedCall(None, works)
         batch, lines = call.batch(), dict[int, int]()
         if before is not None:
             lines = {work.ids[0]: before.lines[work.task] for work in works if work.ids[0] < 0}

@@ -6,7 +6,7 @@ from copy import copy
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.stop import Ending
-from glassloop.engine.tree import KVTree, Path
+from glassloop.engine.tree import KVPath, KVTree
 from glassloop.text.stops import StopStream
 from glassloop.text.stream import TextStream
 
@@ -23,7 +23,7 @@ class Branch:
         self.adapter = adapter  # the number of the adapter that acts on all of its rows; 0: none
         # How many tokens have a record or need none. Each later one, known or not, is scored or chosen.
         self.recorded = recorded
-        self.path: Path | None = None  # None: it holds no pages of the tree
+        self.path: KVPath | None = None  # None: it holds no pages of the tree
 
     @property
     def pending(self) -> int:

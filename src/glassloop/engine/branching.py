@@ -16,8 +16,8 @@ from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.branch import BranchText
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 if TYPE_CHECKING:
     from glassloop.engine.request_maker import RequestMaker

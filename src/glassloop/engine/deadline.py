@@ -11,7 +11,7 @@ from threading import Event
 from time import monotonic
 
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 class TimedOut(GlassloopError):

@@ -7,8 +7,8 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from glassloop.engine.request import Listener, Request
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 
 class Submitter(Protocol):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from glassloop.arguments import check_text
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
@@ -15,8 +14,9 @@ from glassloop.engine.branching import branch, new_luck
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
-from glassloop.shown import shown
-from glassloop.trace.run import Run, check_place
+from glassloop.record.run import Run, check_place
+from glassloop.util.check import check_text
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.engine.request_maker import RequestMaker

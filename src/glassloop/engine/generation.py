@@ -14,8 +14,8 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Listener, Request, draw_seed, ignore
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import SamplingError
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 _SHOW_FROM = 8  # prompts, from which on a bar is worth its line
 _LOOK_UP = 0.1  # seconds between two looks at the deadline

@@ -8,7 +8,7 @@ import numpy as np
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import read
-from glassloop.engine.task import Program
+from glassloop.engine.tasks.task import RowProgram
 from glassloop.engine.thread import EngineThread
 from glassloop.ops.quant import Float32
 
@@ -20,7 +20,7 @@ def mean_hidden(engine: EngineThread, ids: Sequence[int], deadline: Deadline | N
     cached: keys and values are kept, hidden states are not."""
     transformer = engine.loop.transformer
     mean = _Mean(transformer.config.dim)
-    read(engine, ids, 0, mean.add, Program(transformer.hidden, together=True), deadline)
+    read(engine, ids, 0, mean.add, RowProgram(transformer.hidden, together=True), deadline)
     return mean.result()
 
 

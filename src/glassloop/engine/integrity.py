@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glassloop.engine.tree import GONE, KVTree, Node, Path
+from glassloop.engine.tree import GONE, KVPath, KVTree, Node
 from glassloop.ops.batch import PAGE, pages_for
 
 
@@ -47,7 +47,7 @@ def check(tree: KVTree) -> None:
     _must(sum(pools.values()) <= tree.memory, "all pages fit into the memory")
 
 
-def _first_seen(tree: KVTree, path: Path) -> int:
+def _first_seen(tree: KVTree, path: KVPath) -> int:
     """Returns the index of the first page that the widest window of a path's next row reaches. It is computed
     from the length alone: `path.behind`, which the tree keeps, is what is checked with it."""
     widest = max((window for window in tree._windows if window is not None), default=path.length + 1)

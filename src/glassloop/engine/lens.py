@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassloop.arguments import check_count, check_text
 from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.logits import computed_after
 from glassloop.engine.replay import check_run
 from glassloop.errors import GlassloopError, TextError
 from glassloop.model.lens import Lens
 from glassloop.ops.quant import Float32
-from glassloop.shown import shown
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
+from glassloop.util.check import check_count, check_text
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 NAMES = ("attention", "layers", "neighbours")
 MOST = 1000  # candidates or neighbours that are listed
@@ -42,7 +42,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionWeights:
     """The attention of one token, in each head of each layer, to itself and to each token before it."""
 
     model: str
@@ -97,7 +97,7 @@ class Attention:
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
         from glassloop.engine.lens_html import attention_parts
-        from glassloop.html_text import view
+        from glassloop.util.html_text import view
 
         return view(*attention_parts(self), label="Attention")
 
@@ -145,7 +145,7 @@ class Layers:
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
         from glassloop.engine.lens_html import layers_parts
-        from glassloop.html_text import view
+        from glassloop.util.html_text import view
 
         return view(*layers_parts(self), label="The prediction of each layer")
 
@@ -178,17 +178,19 @@ class Neighbours:
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
         from glassloop.engine.lens_html import neighbours_parts
-        from glassloop.html_text import view
+        from glassloop.util.html_text import view
 
         return view(*neighbours_parts(self), label="Neighbours")
 
 
 class Lenses:
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LocalEngine) -> None:
         self._llm = llm
         self._lens = Lens(llm.transformer)
 
-    def attention(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> Attention:
+    def attention(
+        self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None
+    ) -> AttentionWeights:
         """Returns the attention of a token of a run, a text or a list of token ids. The token is given by its
         place, from 0 (from the end if negative), or by its text: then the last such one is meant."""
         check_deadline(deadline)
@@ -199,7 +201,7 @@ class Lenses:
         for first in range(0, count, each):
             compute = partial(self._lens.attention, layers=range(first, min(first + each, count)))
             parts.append(computed_after(llm.engine, seen, at, compute, deadline, adapter))
-        return Attention(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
+        return AttentionWeights(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
 
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
@@ -325,7 +327,7 @@ def _find(token: int | str, pieces: list[str]) -> int:
     return (exact or nearly)[-1]
 
 
-def _head(seen: Attention | Layers | Neighbours) -> dict[str, str]:
+def _head(seen: AttentionWeights | Layers | Neighbours) -> dict[str, str]:
     return {"model": seen.model, "ops": seen.ops}
 
 

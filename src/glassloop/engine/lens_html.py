@@ -5,17 +5,17 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
-from glassloop.html_text import LEVELS, Markup, head_row, joined, level, table_html, tag
-from glassloop.plain_text import PlainTable, percent, quoted
+from glassloop.util.html_text import LEVELS, Markup, head_row, joined, level, table_html, tag
+from glassloop.util.plain_text import PlainTable, percent, quoted
 
 if TYPE_CHECKING:
-    from glassloop.engine.lens import Attention, Layers, Neighbours
+    from glassloop.engine.lens import AttentionWeights, Layers, Neighbours
 
 _SHOWN = 400  # tokens of a text, the last ones
 _TOP = 5  # candidates of a layer
 
 
-def attention_parts(seen: Attention) -> tuple[Markup, ...]:
+def attention_parts(seen: AttentionWeights) -> tuple[Markup, ...]:
     """Returns the text up to the token, shaded by how much attention each token gets."""
     weights, most = seen.elsewhere, float(seen.elsewhere.max()) or 1.0
     first = max(0, len(seen.tokens) - _SHOWN)

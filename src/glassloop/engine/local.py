@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassloop.arguments import check_count, check_path
 from glassloop.decode.defaults import sampling_of_model
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.adapters import AdapterNumber, LoadedAdapter
@@ -22,11 +21,11 @@ from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.follow import afollow, follow
 from glassloop.engine.logits import RowCache, logits_after
 from glassloop.engine.loop import Loop
-from glassloop.engine.masked import Mask
 from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.owner import current_realm
 from glassloop.engine.protocol import DrafterKind, Engine, Statistics
 from glassloop.engine.request import Request
+from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, LengthError
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
@@ -36,14 +35,15 @@ from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops import choose_ops
 from glassloop.ops.drafting import DraftOps
 from glassloop.ops.quant import Float32
-from glassloop.shown import shown
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.text.pieces import Pieces
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.util.check import check_count, check_path
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.model.adapter import Adapter
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
 MOST_WAITING = 1024
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -94,7 +94,7 @@ class LocalEngine(Engine):
         self.drafts = draft is not False
         drafter = None
         if not isinstance(draft, bool) and draft != "masks":
-            from glassloop.engine.draft_model import load_draft
+            from glassloop.engine.drafting.draft_model import load_draft
 
             drafter = load_draft(draft, self.tokenizer, self.ops, memory // 4)
         pieces = self._pieces.__getitem__
@@ -256,7 +256,7 @@ class LocalEngine(Engine):
         comes when it cannot be taken back any more (`Sampling.revise`)."""
         tokens = follow(self.engine, request)
         if settled and request.sampling.revise:
-            from glassloop.engine.revise import settled_tokens
+            from glassloop.engine.tasks.revise import settled_tokens
 
             return settled_tokens(tokens, request.sampling.revise_window)
         return tokens
@@ -327,6 +327,6 @@ def check_adapter_name(name: str) -> None:
 
 
 def _store(store: Any) -> Store | None:
-    from glassloop.trace.store import Store
+    from glassloop.record.store.store import Store
 
     return Store.of(store)

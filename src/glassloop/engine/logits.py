@@ -13,8 +13,8 @@ from typing import Any
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.owner import current_realm
-from glassloop.engine.reading import Reading, Taker
-from glassloop.engine.task import Program
+from glassloop.engine.tasks.reading import Reading, Taker
+from glassloop.engine.tasks.task import RowProgram
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError
 from glassloop.ops.protocol import Forward
@@ -55,7 +55,7 @@ def computed_after(
     """Returns what `compute` gives for the tokens from the place `first` on, in a call of its own. They are
     computed in one step, so they must be few."""
     found: list[Any] = []
-    read(engine, ids, first, found.append, Program(compute, together=False), deadline, None, adapter)
+    read(engine, ids, first, found.append, RowProgram(compute, together=False), deadline, None, adapter)
     return found[0]
 
 
@@ -64,7 +64,7 @@ def read(
     ids: Sequence[int],
     first: int,
     take: Taker,
-    program: Program | None = None,
+    program: RowProgram | None = None,
     deadline: Deadline | None = None,
     after: Reading | None = None,
     adapter: int = 0,

@@ -19,27 +19,27 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending
-from glassloop.engine.adapters import Adapters
+from glassloop.engine.adapters import LoadedAdapters
 from glassloop.engine.ahead import Ahead
-from glassloop.engine.checks import check_task
-from glassloop.engine.drafts import Guesser, Lookup, RunsByOwner, StepCost
-from glassloop.engine.reading import Reading
+from glassloop.engine.drafting.drafts import Guesser, Lookup, RunsByOwner, StepCost
 from glassloop.engine.request import Request
-from glassloop.engine.sample import Sample
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.task import CANCELLED, Asker, Call, Counters, Row, Task, places_of
+from glassloop.engine.tasks.checks import check_task
+from glassloop.engine.tasks.reading import Reading
+from glassloop.engine.tasks.sample import Sample
+from glassloop.engine.tasks.task import CANCELLED, Asker, Counters, PlannedCall, Task, WantedRow, places_of
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError, contained
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
+from glassloop.record.run import NO_MEMORY, Past, Run
+from glassloop.record.token import Pieces
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import NO_MEMORY, Past, Run
-from glassloop.trace.token import Pieces
 
 if TYPE_CHECKING:
-    from glassloop.engine.chain_drafts import ChainDrafts
-    from glassloop.engine.draft_model import Drafting, DraftModel
-    from glassloop.engine.masked import Mask
+    from glassloop.engine.drafting.chain_drafts import ChainDrafts
+    from glassloop.engine.drafting.draft_model import Drafting, DraftModel
+    from glassloop.engine.tasks.masked import Mask
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,10 +67,10 @@ class Loop:
         self._step_cost = StepCost()
         self._recent_runs = RunsByOwner()
         self._draft_model: Drafting | None = draft
-        self.adapters = Adapters(transformer, self.tree)
+        self.adapters = LoadedAdapters(transformer, self.tree)
         self._chain_drafts: ChainDrafts | None = None
         if transformer.chain is not None and draft is None:
-            from glassloop.engine.chain_drafts import ChainDrafts
+            from glassloop.engine.drafting.chain_drafts import ChainDrafts
 
             self._chain_drafts = ChainDrafts(transformer.chain, self.tree, self._step_cost, self._recent_runs)
         # Whether a step is launched before the last one is committed. Drafts of a model wait for the tokens.
@@ -128,7 +128,7 @@ class Loop:
 
     def draft_by_masks(self, mask: Mask) -> None:
         """Makes the model itself, by filling masks, propose the drafts of all requests that come from now."""
-        from glassloop.engine.mask_drafts import MaskDrafts
+        from glassloop.engine.drafting.mask_drafts import MaskDrafts
 
         self._chain_drafts, self._draft_model = None, MaskDrafts(self.transformer, self.tree, mask)
 
@@ -179,7 +179,7 @@ class Loop:
         except Exception:
             _LOG.exception("the drafts of a step could not be made")
 
-    def forward(self, call: Call, batch: Batch) -> tuple[Any, float]:
+    def forward(self, call: PlannedCall, batch: Batch) -> tuple[Any, float]:
         """Computes a call. Returns its results (of the forward pass, the logits of the wanted rows) and the
         seconds that this took.
 
@@ -210,7 +210,7 @@ class Loop:
                 self.tree.computed(work.path)
         return results, seconds
 
-    def measure(self, call: Call, seconds: float) -> None:
+    def measure(self, call: PlannedCall, seconds: float) -> None:
         """Counts the rows of a call and the time that they took."""
         rows, wanted = sum([len(work.ids) for work in call.works]), sum([work.wanted for work in call.works])
         # Rows that need no logits, as those of prompts, are cheaper and would blur what decoding costs.
@@ -219,7 +219,7 @@ class Loop:
         self.counters.rows += rows
         self.counters.forward_seconds += seconds
 
-    def _choose(self, call: Call, results: Any) -> list[Chosen | Exception | None]:
+    def _choose(self, call: PlannedCall, results: Any) -> list[Chosen | Exception | None]:
         """Returns one entry per wanted row: the chosen token if the task needs only a plain choice, or None
         if it handles the row itself."""
         decoders: list[Decoder] = []
@@ -239,16 +239,16 @@ class Loop:
 
     def commit(
         self,
-        call: Call,
+        call: PlannedCall,
         results: Any,
         chosen: Sequence[Chosen | Exception | None],
         dropped: Collection[Task] = (),
     ) -> None:
         """Hands every task its rows, but for those that have ended or are dropped. A task with several
         branches gets the rows of all of them at once."""
-        gathered: dict[Task, list[Row]] = {}
+        gathered: dict[Task, list[WantedRow]] = {}
         for at, work in places_of(call.works):
-            rows = [Row(results, place, chosen[place]) for place in range(at, at + work.wanted)]
+            rows = [WantedRow(results, place, chosen[place]) for place in range(at, at + work.wanted)]
             if work.task in gathered:
                 gathered[work.task] += rows
             elif rows:
@@ -317,7 +317,7 @@ class Loop:
                 "this model fills masks and does not write from left to right; diffuse() is expected"
             )
         if request.sampling.beam_width > 1:
-            from glassloop.engine.beams import Beams
+            from glassloop.engine.tasks.beams import Beams
 
             first = request.runs[0]
             decoder = self.decoder(first, request.prompt_ids, request.compiled, own_time=request.own_time)
@@ -342,7 +342,7 @@ class Loop:
         return Sample(request, run, order, decoder, *tools)
 
     def _revising(self, request: Request, run: Run, order: tuple[int, int], decoder: Decoder) -> Sample:
-        from glassloop.engine.revise import Revising
+        from glassloop.engine.tasks.revise import Revising
 
         def decoder_of(run: Run) -> Decoder:
             return self.decoder(run, run.prompt_ids, request.compiled, own_time=request.own_time)

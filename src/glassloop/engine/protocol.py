@@ -15,7 +15,7 @@ from glassloop.engine.request import Request
 from glassloop.engine.request_maker import RequestMaker
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 # What makes drafts: the lookup alone; beside it a drafter that was trained for the model; a smaller model; or
 # the model itself, with masks.
@@ -23,8 +23,8 @@ DrafterKind = Literal["lookup", "drafter", "model", "masks"]
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.lens import Attention, Layers, Neighbours, Text
-    from glassloop.engine.masked import Mask
+    from glassloop.engine.lens import AttentionWeights, Layers, Neighbours, Text
+    from glassloop.engine.tasks.masked import Mask
 
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class LensReader(Protocol):
 
     def attention(
         self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None
-    ) -> Attention: ...
+    ) -> AttentionWeights: ...
 
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None

@@ -12,7 +12,6 @@ from numbers import Integral
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
-from glassloop.arguments import check_count, check_one_of
 from glassloop.decode.choose import race_of_found
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
@@ -29,15 +28,16 @@ from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
-from glassloop.shown import printable
-from glassloop.trace.run import NoSuchToken as NoSuchToken
-from glassloop.trace.run import Past, Run, check_is_run
-from glassloop.trace.token import Token
-from glassloop.trace.told import explain_told
-from glassloop.trace.verdict import Difference, Verdict
+from glassloop.record.run import NoSuchToken as NoSuchToken
+from glassloop.record.run import Past, Run, check_is_run
+from glassloop.record.token import Token
+from glassloop.record.told import explain_told
+from glassloop.record.verdict import Difference, ReplayVerdict
+from glassloop.util.check import check_count, check_one_of
+from glassloop.util.shown import printable
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
     from glassloop.engine.request_maker import RequestMaker
 
 Part = Literal["answer", "prompt"]  # which tokens of a run
@@ -47,7 +47,7 @@ _LOOK_UP = 0.1  # seconds between two looks at the deadline while a search is aw
 
 
 def explain_token(
-    llm: LLM,
+    llm: LocalEngine,
     run: Run,
     at: int,
     *,
@@ -167,8 +167,8 @@ def _lengths(run: Run) -> dict[int | None, int]:
 
 
 def replay_run(
-    llm: LLM, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
-) -> Verdict:
+    llm: LocalEngine, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
+) -> ReplayVerdict:
     """Compares every number of every token, from the place `first` on. A run of another op set is compared
     too, and the verdict says so; unless `strict`, so is a run of another model that knows its token ids."""
     run.check_computable()
@@ -194,7 +194,7 @@ def records_of(run: Run, first: int = 0) -> list[Token]:
 
 def compare(
     llm: RequestMaker, records: list[Token], made: Iterator[Chosen], first: int, notes: tuple[str, ...]
-) -> Verdict:
+) -> ReplayVerdict:
     """Compares records from the place `first` on with what was chosen there once more."""
     changed: Difference | None = None  # the first token that was not chosen again
     moved: Difference | None = None  # the first whose numbers are not the same
@@ -212,7 +212,7 @@ def compare(
             told = "nothing" if found is None else llm.piece(found)
             changed = Difference(at, recorded.id, recorded.piece, found, told, recorded.margin)
     earliest = changed or moved
-    return Verdict(compared, earliest is None, same, earliest, largest, notes)
+    return ReplayVerdict(compared, earliest is None, same, earliest, largest, notes)
 
 
 def check_run(llm: RequestMaker, run: Run) -> None:
@@ -301,7 +301,7 @@ def replay_notes(llm: RequestMaker, run: Run) -> tuple[str, ...]:
 
 
 def _chosen(
-    llm: LLM, run: Run, records: list[Token], first: int, deadline: Deadline | None
+    llm: LocalEngine, run: Run, records: list[Token], first: int, deadline: Deadline | None
 ) -> Iterator[Chosen]:
     """Yields what the decoder chooses at each place, given the tokens before it."""
     if first == len(records):
@@ -333,7 +333,7 @@ def _chosen(
             decoder.commit(made[at], records[at].chosen)
 
 
-def _adapter_of(llm: LLM, run: Run, past: Past) -> int:
+def _adapter_of(llm: LocalEngine, run: Run, past: Past) -> int:
     """Returns the number of the adapter that tokens were drawn with; 0 if it is not loaded here, which only a
     replay that is not strict allows."""
     name = past.sampling.adapter
@@ -347,7 +347,7 @@ def _found(decoder: Decoder, logits: Float32, token: int) -> Chosen:
     return decoder.record_choice(logits, summary, left, race_of_found(left, token))
 
 
-def _decoder(llm: LLM, run: Run, past: Past, made: list[Token]) -> Decoder:
+def _decoder(llm: LocalEngine, run: Run, past: Past, made: list[Token]) -> Decoder:
     check_stages(past.sampling, past.plugins)
     decoder = Decoder(
         past.sampling,
@@ -364,7 +364,7 @@ def _decoder(llm: LLM, run: Run, past: Past, made: list[Token]) -> Decoder:
     return decoder
 
 
-def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
+def _searched(llm: LocalEngine, run: Run, deadline: Deadline | None) -> list[Chosen]:
     """Returns the tokens of the same result of a new beam search, which is no sequence of single choices.
 
     It makes as many steps as the record has: a search that was cut short has the beginning of all steps.
@@ -379,7 +379,7 @@ def _searched(llm: LLM, run: Run, deadline: Deadline | None) -> list[Chosen]:
     return [token.chosen for token in records_of(found[run.sample])]
 
 
-def _generated(llm: LLM, request: Request, deadline: Deadline | None) -> list[Run]:
+def _generated(llm: LocalEngine, request: Request, deadline: Deadline | None) -> list[Run]:
     """Returns the runs of a request once all have ended; raises if the deadline comes first."""
     if deadline is not None:
         deadline.check()

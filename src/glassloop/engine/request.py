@@ -14,11 +14,11 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending, Pause
 from glassloop.engine.owner import current_owner, current_realm
-from glassloop.engine.task import Counters, Task
+from glassloop.engine.tasks.task import Counters, Task
 from glassloop.errors import GlassloopError, contained, described
 from glassloop.ops.batch import PAGE
-from glassloop.trace.run import Run, text_held_back
-from glassloop.trace.token import TakenBack, Token
+from glassloop.record.run import Run, text_held_back
+from glassloop.record.token import TakenBack, Token
 
 if TYPE_CHECKING:
     from glassloop.engine.loop import Loop

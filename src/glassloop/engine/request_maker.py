@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.arguments import check_count, check_number, check_text
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.plugins import plugins_of
@@ -20,11 +19,12 @@ from glassloop.decode.task_kinds import kind_of
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.config import ModelConfig
-from glassloop.shown import shown
+from glassloop.record.messages import Message, recorded
+from glassloop.record.run import Maker, Run
 from glassloop.text.pieces import Pieces
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.messages import Message, recorded
-from glassloop.trace.run import Maker, Run
+from glassloop.util.check import check_count, check_number, check_text
+from glassloop.util.shown import shown
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]

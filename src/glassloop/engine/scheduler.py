@@ -7,7 +7,7 @@ quarter of these is kept for prompts that need less than the first one still doe
 wait for the end of a long one. Under memory pressure the youngest task gives up its pages and is resumed
 later, with the same output, since what its tokens are never depends on what was in the cache.
 
-A task may need another program than the forward pass for its rows (`Program`): a step has at most one such
+A task may need another program than the forward pass for its rows (`RowProgram`): a step has at most one such
 call, whose rows come out of the same budget.
 
 While several clients have tasks, they take turns (engine/turns.py): the budget is one of time then.
@@ -19,8 +19,8 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 
-from glassloop.engine.masked import MaskedBranch
-from glassloop.engine.task import Call, Program, Task, Work
+from glassloop.engine.tasks.masked import MaskedBranch
+from glassloop.engine.tasks.task import PlannedCall, RowProgram, Task, Work
 from glassloop.engine.tree import KVTree, NoRoom
 from glassloop.engine.turns import Turns
 from glassloop.ops.protocol import Ops
@@ -69,7 +69,7 @@ class Scheduler:
         self.turns.forget(task)
         self._failures.pop(task, None)
 
-    def plan(self) -> list[Call]:
+    def plan(self) -> list[PlannedCall]:
         """Plans the rows of the next step. The result is empty if no task has anything to compute, or none
         has room for it."""
         works = self._works([], set())
@@ -412,13 +412,16 @@ class Scheduler:
         return works
 
 
-def _calls(works: list[Work], has_views: bool) -> list[Call]:
+def _calls(works: list[Work], has_views: bool) -> list[PlannedCall]:
     """Groups works by what computes them: at most one program, and the forward pass."""
     special = [work for work in works if work.program is not None]
     if not special:
-        return [Call(None, works, has_views)] if works else []
+        return [PlannedCall(None, works, has_views)] if works else []
     plain = [work for work in works if work.program is None]
-    return [Call(special[0].program, special), *([Call(None, plain, has_views)] if plain else [])]
+    return [
+        PlannedCall(special[0].program, special),
+        *([PlannedCall(None, plain, has_views)] if plain else []),
+    ]
 
 
 def _rows_of(works: Sequence[Work]) -> int:
@@ -435,7 +438,7 @@ def _pending(task: Task) -> int:
     return sum([branch.pending for branch in task.branches])
 
 
-def _next_program(task: Task) -> Program | None:
+def _next_program(task: Task) -> RowProgram | None:
     """Returns what computes the task's next rows; None: the forward pass."""
     if task.program is None:
         return None

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from glassloop.engine.garbage import Garbage
 from glassloop.engine.loop import Loop
 from glassloop.engine.protocol import Statistics
-from glassloop.engine.reading import Reading
 from glassloop.engine.request import Request
-from glassloop.engine.task import Asker
+from glassloop.engine.tasks.reading import Reading
+from glassloop.engine.tasks.task import Asker
 from glassloop.errors import GlassloopError, contained
 from glassloop.ops.batch import PAGE
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 _LOG = logging.getLogger(__name__)
 _IDLE = 1.0  # seconds without work, after which the KV tree is checked

@@ -1,6 +1,6 @@
 """The KV tree: keys and values of every token sequence that was computed, in pages, each prefix stored once.
 
-A node is one page: up to 32 tokens that follow those of its parent. A branch holds a `Path` from the root,
+A node is one page: up to 32 tokens that follow those of its parent. A branch holds a `KVPath` from the root,
 and a fork is one more path through the same nodes. Where two paths part in the middle of a page the later one
 gets a copy of it. Nodes that no path holds stay as long as there is room, and the least recently used are
 evicted first. So the tree of prefixes, of forks, of beams and of samples is one tree.
@@ -56,7 +56,7 @@ class Node:
             self.depth, self.key = self.parent.depth + 1, self.tokens[0]
 
 
-class Path:
+class KVPath:
     """The nodes of one branch, from the root on, held until the path is released."""
 
     __slots__ = ("adapter", "behind", "fresh", "length", "nodes", "realm", "table")
@@ -113,17 +113,17 @@ class KVTree:
         self._clock = 0
         self._promises = 0  # the last number that stood for a token
         self._lru: list[tuple[int, int, int, Node]] = []  # (used, -depth, number, node); stale ones stay in
-        self.paths: set[Path] = set()
+        self.paths: set[KVPath] = set()
         self.node_count = 0
         self.held = 0  # nodes that some path goes through
         self.evicted = 0  # nodes, since the start
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def match(self, tokens: Sequence[int], limit: int, adapter: int = 0, realm: str = "") -> Path:
+    def match(self, tokens: Sequence[int], limit: int, adapter: int = 0, realm: str = "") -> KVPath:
         """Returns a new path along the longest prefix of the tokens that was computed with this adapter in
         this realm, at most `limit` of them."""
-        path = Path(len(self.pages), adapter, realm)
+        path = KVPath(len(self.pages), adapter, realm)
         self.paths.add(path)
         found: list[Node] = []
         length = 0
@@ -156,7 +156,7 @@ class KVTree:
         self._enter(path, found, self._visible(found, length))
         return path
 
-    def extend(self, path: Path, tokens: Sequence[int]) -> None:
+    def extend(self, path: KVPath, tokens: Sequence[int]) -> None:
         """Reserves pages at the end of a path for tokens that the coming forward pass computes.
 
         If there are not enough, raises NoRoom and leaves the path as it was.
@@ -186,7 +186,7 @@ class KVTree:
             raise
         self._look_back(path, before)
 
-    def promise(self, path: Path) -> int:
+    def promise(self, path: KVPath) -> int:
         """Reserves the place of a token that is not known yet at the end of a path. Returns the negative
         number that stands for it and for no other token. `fulfil` replaces it; `cut` takes it back."""
         self._promises -= 1
@@ -200,7 +200,7 @@ class KVTree:
             self.extend(path, [self._promises])
         return self._promises
 
-    def fulfil(self, path: Path, token: int) -> None:
+    def fulfil(self, path: KVPath, token: int) -> None:
         """Names the promised token at the end of a path, which is computed."""
         node, offset = path.nodes[-1], (path.length - 1) % PAGE
         node.tokens[offset] = token
@@ -212,13 +212,13 @@ class KVTree:
             parent.children.setdefault(token, []).append(node)
         self.computed(path)
 
-    def computed(self, path: Path) -> None:
+    def computed(self, path: KVPath) -> None:
         """Notes that the forward pass has run: the tokens of the last extension can be matched now."""
         for node, ready in path.fresh:
             node.ready = max(node.ready, ready)
         path.fresh.clear()
 
-    def cut(self, path: Path, length: int) -> None:
+    def cut(self, path: KVPath, length: int) -> None:
         """Shortens a path by tokens of its last extension; no others can be taken back."""
         path.fresh.clear()
         if len(path.nodes) > pages_for(length):
@@ -233,13 +233,13 @@ class KVTree:
                 del tail.tokens[offset:]
                 tail.ready = min(tail.ready, offset)
 
-    def fork(self, path: Path) -> Path:
-        twin = Path(len(self.pages), path.adapter, path.realm)
+    def fork(self, path: KVPath) -> KVPath:
+        twin = KVPath(len(self.pages), path.adapter, path.realm)
         self.paths.add(twin)
         self._enter(twin, path.nodes, path.length)
         return twin
 
-    def scratch(self, path: Path) -> Path:
+    def scratch(self, path: KVPath) -> KVPath:
         """Returns a fork of a path that `reserve` can lengthen by pages of its own, which no other path can
         match. For tokens whose keys and values are not those of a plain text."""
         twin, offset = self.fork(path), path.length % PAGE
@@ -256,7 +256,7 @@ class KVTree:
             self._hold(twin, node)
         return twin
 
-    def reserve(self, path: Path, length: int) -> None:
+    def reserve(self, path: KVPath, length: int) -> None:
         """Gives a path that `scratch` has made pages up to this length, and keeps those that it has. If there
         are not enough, raises NoRoom; what it got stays with the path."""
         while len(path.nodes) < pages_for(length):
@@ -264,7 +264,7 @@ class KVTree:
             path.length = len(path.nodes) * PAGE
         path.length = max(path.length, length)
 
-    def release(self, path: Path) -> None:
+    def release(self, path: KVPath) -> None:
         """Gives up a path. What it computed stays until the room is needed."""
         self._clock += 1
         path.fresh.clear()
@@ -298,7 +298,7 @@ class KVTree:
 
     # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _root_of(self, path: Path) -> Node:
+    def _root_of(self, path: KVPath) -> Node:
         key = path.adapter, path.realm
         if key not in self.roots:
             self._drop_roots()
@@ -350,7 +350,7 @@ class KVTree:
             length = gone[0] * PAGE
         return length
 
-    def _enter(self, path: Path, nodes: Sequence[Node], length: int) -> None:
+    def _enter(self, path: KVPath, nodes: Sequence[Node], length: int) -> None:
         """Gives a path that has no nodes yet those of a prefix of this length."""
         self._clock += 1
         held = nodes[: pages_for(length)]
@@ -364,7 +364,7 @@ class KVTree:
         path.length = length
         self._look_back(path, length)
 
-    def _hold(self, path: Path, node: Node) -> None:
+    def _hold(self, path: KVPath, node: Node) -> None:
         path.point(len(path.nodes), node.pages)
         path.nodes.append(node)
         self.held += node.refs == 0
@@ -372,7 +372,7 @@ class KVTree:
         node.needed += 1
         node.used = self._clock
 
-    def _leave(self, path: Path) -> None:
+    def _leave(self, path: KVPath) -> None:
         """Removes the last node from a path."""
         node = path.nodes.pop()
         node.refs -= 1
@@ -391,7 +391,7 @@ class KVTree:
         else:
             self._remove(node)
 
-    def _look_back(self, path: Path, position: int) -> None:
+    def _look_back(self, path: KVPath, position: int) -> None:
         """Notes that this path does not need the nodes behind the window of this position any more."""
         if self._widest == 0:
             return
@@ -403,7 +403,7 @@ class KVTree:
             path.behind += 1
             self._may_go(node)
 
-    def _next(self, path: Path, tokens: Sequence[int], at: int) -> Node:
+    def _next(self, path: KVPath, tokens: Sequence[int], at: int) -> Node:
         """Returns the node of a path's next page: one that has these tokens, or a new one."""
         parent = path.nodes[-1] if path.nodes else self._root_of(path)
         for child in parent.children.get(tokens[at], ()):
@@ -412,7 +412,7 @@ class KVTree:
                 return child
         return self._add(parent, [tokens[at]])
 
-    def _own(self, path: Path, offset: int) -> Node:
+    def _own(self, path: KVPath, offset: int) -> Node:
         """Gives a path that parts from others within its last page a copy of that page, from `offset` on."""
         shared = path.nodes[-1]
         assert shared.parent is not None

@@ -18,8 +18,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 
-from glassloop.engine.drafts import StepCost, tracked
-from glassloop.engine.task import Task, Work
+from glassloop.engine.drafting.drafts import StepCost, tracked
+from glassloop.engine.tasks.task import Task, Work
 
 _MANY = 64  # rows from which on a step is long enough to tell what a row of a prompt takes
 _LATELY = 1.0  # seconds for which an owner that had work is expected to come again

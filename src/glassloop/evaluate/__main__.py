@@ -94,7 +94,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _draw(options: argparse.Namespace) -> None:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
     from glassloop.evaluate.draw import Plan, draw
     from glassloop.evaluate.record import Record
 
@@ -115,7 +115,7 @@ def _draw(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
     from glassloop.evaluate.evaluation import Evaluation, evaluate
 
     wanted = Evaluation(

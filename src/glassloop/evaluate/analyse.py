@@ -16,7 +16,7 @@ from glassloop.decode.chosen import ALTERNATIVE
 from glassloop.evaluate.draw import GREEDY, SAMPLES, unpack
 from glassloop.evaluate.methods import MethodSpec
 from glassloop.evaluate.record import RecordError, seconds_of
-from glassloop.evaluate.task import Item, Task
+from glassloop.evaluate.task import EvaluationTask, TaskItem
 from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.methods import make_method
 from glassloop.search.search import Paths, Search
@@ -38,7 +38,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ItemOutcome:
     """What a method made of an item."""
 
     correct: bool
@@ -51,13 +51,13 @@ class Outcome:
 class Samples:
     """The recorded answers of a task, by the id of the item."""
 
-    task: Task
+    task: EvaluationTask
     greedy: Mapping[str, Recorded]
     samples: Mapping[str, Sequence[Recorded]]
     seconds: Mapping[str, float]  # of drawing, by kind
 
     @classmethod
-    def of(cls, task: Task, header: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> Samples:
+    def of(cls, task: EvaluationTask, header: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> Samples:
         """Returns the samples of a record, with the answers extracted and judged."""
         if header.get("digest") != task.digest:
             raise RecordError(f"the record is of another task or data file than {task.name}")
@@ -82,12 +82,12 @@ class Samples:
         both = set.intersection(*kinds) if kinds else set()
         return [item.id for item in self.task.items if item.id in both]
 
-    def outcomes(self, method: MethodSpec) -> dict[str, Outcome]:
+    def outcomes(self, method: MethodSpec) -> dict[str, ItemOutcome]:
         """Returns what a method makes of each item."""
         if method.name == GREEDY:
             _check_recorded(self.greedy, "a greedy answer")
             return {
-                key: Outcome(self.greedy[key].correct, self.greedy[key].tokens, self.greedy[key].value)
+                key: ItemOutcome(self.greedy[key].correct, self.greedy[key].tokens, self.greedy[key].value)
                 for key in self.ids
             }
         _check_recorded(self.samples, "samples")
@@ -102,7 +102,7 @@ class Samples:
         return {key: _played(make_method(method.name, options), self.samples[key][:n]) for key in self.ids}
 
 
-def _judged(task: Task, item: Item, run: Mapping[str, Any]) -> Recorded:
+def _judged(task: EvaluationTask, item: TaskItem, run: Mapping[str, Any]) -> Recorded:
     text = run["text"]
     value = task.value(item, text)
     confidence = unpack(run["confidence"])
@@ -118,27 +118,27 @@ def _check_recorded(kind: Mapping[str, Any], what: str) -> None:
 # ── methods that need no rounds ────────────────────────────────────────────────────────────────────────────
 
 
-def _sample(runs: Sequence[Recorded]) -> Outcome:
+def _sample(runs: Sequence[Recorded]) -> ItemOutcome:
     """Returns the outcome of the last sample alone: `sample:3` is the third."""
-    return Outcome(runs[-1].correct, runs[-1].tokens, runs[-1].value)
+    return ItemOutcome(runs[-1].correct, runs[-1].tokens, runs[-1].value)
 
 
-def _any(runs: Sequence[Recorded]) -> Outcome:
+def _any(runs: Sequence[Recorded]) -> ItemOutcome:
     """Returns whether any sample is right: what a perfect judge would reach."""
-    return Outcome(any(run.correct for run in runs), sum(run.tokens for run in runs), None, len(runs))
+    return ItemOutcome(any(run.correct for run in runs), sum(run.tokens for run in runs), None, len(runs))
 
 
-def _best_in_turn(runs: Sequence[Recorded]) -> Outcome:
+def _best_in_turn(runs: Sequence[Recorded]) -> ItemOutcome:
     """Returns the first sample that the task's own judge accepts, one drawn after the other."""
     spent = 0
     for number, run in enumerate(runs, start=1):
         spent += run.tokens
         if run.correct:
-            return Outcome(True, spent, run.value, number)
-    return Outcome(False, spent, runs[0].value, len(runs))
+            return ItemOutcome(True, spent, run.value, number)
+    return ItemOutcome(False, spent, runs[0].value, len(runs))
 
 
-_DIRECT: dict[str, Callable[[Sequence[Recorded]], Outcome]] = {
+_DIRECT: dict[str, Callable[[Sequence[Recorded]], ItemOutcome]] = {
     "sample": _sample,
     "any": _any,
     "best_in_turn": _best_in_turn,
@@ -206,7 +206,7 @@ class Playback:
         self.round = 0
         self._window = WINDOW
 
-    def play(self, method: Search) -> Outcome:
+    def play(self, method: Search) -> ItemOutcome:
         """Runs a method to its end, round by round, as `Running.next_round` does."""
         stride = method.stride or 1 << 31
         self._window = getattr(method, "window", WINDOW)
@@ -230,10 +230,10 @@ class Playback:
         winner = method.answer(self.paths)
         spent = sum(_spent(self._runs[path.number]) for path in self.paths)
         if winner is None:
-            return Outcome(False, spent, None, len(self.paths))
+            return ItemOutcome(False, spent, None, len(self.paths))
         chosen = self._runs[winner.number].recorded
         complete = winner.ended_by != BY_METHOD
-        return Outcome(complete and chosen.correct, spent, winner.value, len(self.paths))
+        return ItemOutcome(complete and chosen.correct, spent, winner.value, len(self.paths))
 
     # What `Paths` asks of a search.
 
@@ -256,5 +256,5 @@ class Playback:
         return path.verdict
 
 
-def _played(method: Search, runs: Sequence[Recorded]) -> Outcome:
+def _played(method: Search, runs: Sequence[Recorded]) -> ItemOutcome:
     return Playback(runs).play(method)

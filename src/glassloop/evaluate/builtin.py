@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glassloop.evaluate.task import Item, Task, TaskError
+from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import number
 from glassloop.search.verdict import Verdict
 from glassloop.search.verify.ifeval import IFEval
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 DATA = Path(__file__).with_name("data")
 MOST_ITEMS = 1_000_000
@@ -31,25 +31,25 @@ _BBH = {
 }
 
 
-def gsm8k(data: Path | None = None) -> Task:
+def gsm8k(data: Path | None = None) -> EvaluationTask:
     """Returns GSM8K: school mathematics whose answers are numbers."""
     items = []
     for index, row in enumerate(rows(data or DATA / "gsm8k.jsonl")):
         question, answer = text_of(row, "question"), text_of(row, "answer")
-        items.append(Item(f"gsm8k-{index}", _GSM8K.format(question=question), number(answer)))
-    return Task("gsm8k", tuple(items), "number", max_tokens=512)
+        items.append(TaskItem(f"gsm8k-{index}", _GSM8K.format(question=question), number(answer)))
+    return EvaluationTask("gsm8k", tuple(items), "number", max_tokens=512)
 
 
-def ifeval(data: Path | None = None, *, loose: bool = False) -> Task:
+def ifeval(data: Path | None = None, *, loose: bool = False) -> EvaluationTask:
     """Returns IFEval: prompts with instructions that a program can check."""
     items = []
     for index, row in enumerate(rows(data or DATA / "ifeval.jsonl")):
         verify = IFEval.of(row, loose=loose)
-        items.append(Item(f"ifeval-{row.get('key', index)}", text_of(row, "prompt"), verify=verify))
-    return Task("ifeval-loose" if loose else "ifeval", tuple(items), "text", max_tokens=1024)
+        items.append(TaskItem(f"ifeval-{row.get('key', index)}", text_of(row, "prompt"), verify=verify))
+    return EvaluationTask("ifeval-loose" if loose else "ifeval", tuple(items), "text", max_tokens=1024)
 
 
-def bbh(data: Path | None = None, part: str = "") -> Task:
+def bbh(data: Path | None = None, part: str = "") -> EvaluationTask:
     """Returns BIG-Bench Hard, or one of its 27 parts."""
     found: dict[str, list[tuple[str, str]]] = {}
     if data is None:
@@ -68,9 +68,9 @@ def bbh(data: Path | None = None, part: str = "") -> Task:
                 answer = {"letter": target.strip("()"), "number": number(target)}.get(kind, target)
                 verify = None if kind != "text" else _said(target)
                 items.append(
-                    Item(f"{name}-{index}", prompt, answer, verify=verify, group=name, extract=extract)
+                    TaskItem(f"{name}-{index}", prompt, answer, verify=verify, group=name, extract=extract)
                 )
-    return Task(f"bbh:{part}" if part else "bbh", tuple(items), "auto", max_tokens=512)
+    return EvaluationTask(f"bbh:{part}" if part else "bbh", tuple(items), "auto", max_tokens=512)
 
 
 def _bbh_kind(targets: list[str]) -> tuple[str, str, list[str]]:
@@ -100,7 +100,7 @@ def _squeezed(text: str) -> str:
     return re.sub(r"[\s.,*`'\"$]+", "", text.casefold())
 
 
-def reasoning_gym(name: str, *, size: int = 100, seed: int = 0) -> Task:
+def reasoning_gym(name: str, *, size: int = 100, seed: int = 0) -> EvaluationTask:
     """Returns a task of `reasoning-gym`, whose own scoring judges the answers; a score of 1 is right."""
     try:
         import reasoning_gym as gym
@@ -116,8 +116,8 @@ def reasoning_gym(name: str, *, size: int = 100, seed: int = 0) -> Task:
         entry = dataset[index]
         question = asked.format(question=entry["question"])
         verify = _gym_verifier(dataset, entry)
-        items.append(Item(f"{name}-{index}", question, str(entry["answer"]), verify=verify))
-    return Task(f"gym:{name}", tuple(items), "regex:####\\s*(.+)", max_tokens=512)
+        items.append(TaskItem(f"{name}-{index}", question, str(entry["answer"]), verify=verify))
+    return EvaluationTask(f"gym:{name}", tuple(items), "regex:####\\s*(.+)", max_tokens=512)
 
 
 def _gym_verifier(dataset: Any, entry: Mapping[str, Any]) -> Callable[[str], Verdict]:

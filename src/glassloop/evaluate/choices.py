@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from glassloop.evaluate.methods import MethodSpec
-from glassloop.evaluate.progress import Progress
+from glassloop.evaluate.progress import EvaluationProgress
 from glassloop.evaluate.record import Record
-from glassloop.evaluate.task import Item, Task, TaskError
+from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.verify.likelihood import Scored, encode_pair, score_each
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
 
 METHODS = ("likelihood", "likelihood_norm")
 _AT_ONCE = 64  # items whose choices are one batch
@@ -32,11 +32,11 @@ def check_methods(methods: Sequence[MethodSpec]) -> None:
 
 def run_choices(
     llm: LLM,
-    task: Task,
-    items: Sequence[Item],
+    task: EvaluationTask,
+    items: Sequence[TaskItem],
     methods: Sequence[MethodSpec],
     record: Record,
-    shown: Progress,
+    shown: EvaluationProgress,
 ) -> None:
     """Scores the choices of each item that the record does not have, and records what each method chooses."""
     have = {(row["item"], row["method"]) for row in record.rows}
@@ -57,7 +57,7 @@ def run_choices(
                     shown.finish_item(tokens)
 
 
-def _pairs(llm: LLM, task: Task, item: Item) -> list[Scored]:
+def _pairs(llm: LLM, task: EvaluationTask, item: TaskItem) -> list[Scored]:
     if isinstance(item.question, str) and not task.chat:
         return [encode_pair(llm, item.question, task.delimiter + choice) for choice in item.choices]
     messages = (
@@ -68,7 +68,7 @@ def _pairs(llm: LLM, task: Task, item: Item) -> list[Scored]:
     return [(context, encode(choice, add_special=False, parse_special=False)) for choice in item.choices]
 
 
-def _row(item: Item, method: str, scores: Sequence[float], tokens: int) -> dict[str, Any]:
+def _row(item: TaskItem, method: str, scores: Sequence[float], tokens: int) -> dict[str, Any]:
     lengths = [max(1, len(choice.encode())) for choice in item.choices]
     compared = [
         score / length if method == "likelihood_norm" else score

@@ -19,13 +19,13 @@ from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
 from glassloop.evaluate.record import Record
-from glassloop.evaluate.task import Item, Task
+from glassloop.evaluate.task import EvaluationTask, TaskItem
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.search.confidence import likelihood, token_confidences
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
 
 GREEDY, SAMPLES = "greedy", "samples"
 ALTERNATIVES = 20  # that the confidence of a token is made of, as in the method `confidence`
@@ -42,7 +42,7 @@ class Plan:
     seed: int
     options: tuple[tuple[str, Any], ...] = ()  # other options of `Sampling`, for the samples
 
-    def header(self, task: Task, llm: LLM) -> dict[str, Any]:
+    def header(self, task: EvaluationTask, llm: LLM) -> dict[str, Any]:
         """Returns the header of the record. The number of items is not in it, so that more can be added, nor
         is n of the greedy answer."""
         return {
@@ -61,7 +61,12 @@ class Plan:
 
 
 def draw(
-    llm: LLM, task: Task, indices: Sequence[int], plan: Plan, record: Record, told: Callable[[int], None]
+    llm: LLM,
+    task: EvaluationTask,
+    indices: Sequence[int],
+    plan: Plan,
+    record: Record,
+    told: Callable[[int], None],
 ) -> None:
     """Draws what the record does not have yet, for the items with these indices. `told` is given the number
     of tokens of each finished row."""
@@ -80,7 +85,7 @@ def draw(
             told(sum(len(run.tokens) for run in request.runs))
 
 
-def _request(llm: LLM, task: Task, plan: Plan, kind: str, index: int, item: Item) -> Request:
+def _request(llm: LLM, task: EvaluationTask, plan: Plan, kind: str, index: int, item: TaskItem) -> Request:
     shared: dict[str, Any] = {
         "max_tokens": plan.max_tokens,
         "stop": list(task.stop),
@@ -94,7 +99,7 @@ def _request(llm: LLM, task: Task, plan: Plan, kind: str, index: int, item: Item
     return request_for(llm, task, item, sampling)
 
 
-def request_for(llm: LLM, task: Task, item: Item, sampling: Sampling) -> Request:
+def request_for(llm: LLM, task: EvaluationTask, item: TaskItem, sampling: Sampling) -> Request:
     """Returns the request for the answer to an item."""
     if not isinstance(item.question, str):
         return llm.prepare_chat(item.question, sampling)
@@ -128,11 +133,11 @@ def unpack(text: str) -> np.ndarray[Any, Any]:
 
 
 def _completed(
-    llm: LLM, requests: Iterator[tuple[Item, Request]], paths: int
-) -> Iterator[tuple[Item, Request]]:
+    llm: LLM, requests: Iterator[tuple[TaskItem, Request]], paths: int
+) -> Iterator[tuple[TaskItem, Request]]:
     """Submits requests as there is room for them, and yields each when all of its runs have ended."""
     llm.check_may_wait()
-    ended: SimpleQueue[tuple[Item, Request]] = SimpleQueue()
+    ended: SimpleQueue[tuple[TaskItem, Request]] = SimpleQueue()
     window = max(2, 2 * llm.engine.loop.scheduler.most_running // paths)
     running: dict[str, Request] = {}
 
@@ -163,7 +168,7 @@ def _completed(
 
 
 def _listener(
-    item: Item, request: Request, ended: SimpleQueue[tuple[Item, Request]]
+    item: TaskItem, request: Request, ended: SimpleQueue[tuple[TaskItem, Request]]
 ) -> Callable[[Run, Token | None], None]:
     left = len(request.runs)
 

@@ -15,14 +15,14 @@ from glassloop.evaluate.methods import MethodSpec, parse_methods
 from glassloop.evaluate.progress import progress
 from glassloop.evaluate.record import Record
 from glassloop.evaluate.report import Figures, figures_of
-from glassloop.evaluate.run import Settings, outcomes_of, rows_of, run_methods
-from glassloop.evaluate.task import Task, TaskError
+from glassloop.evaluate.run import EvaluationSettings, outcomes_of, rows_of, run_methods
+from glassloop.evaluate.task import EvaluationTask, TaskError
 from glassloop.search.budget import Budget
 from glassloop.search.methods import make_method
 from glassloop.search.solve import TEMPERATURE
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Evaluation:
     """What to evaluate. `sampling` are options of `Sampling` for the paths of all methods; `record` is the
     file that is continued, and None keeps nothing."""
 
-    task: Task
+    task: EvaluationTask
     methods: str = "greedy"
     limit: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -47,13 +47,13 @@ class Evaluation:
         return parse_methods([self.methods])
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> EvaluationSettings:
         """The options of all methods. The temperature is that of a search if none is given."""
         task = self.task
         options = {"temperature": TEMPERATURE, **task.options, **self.sampling, "stop": list(task.stop)}
         sampling = Sampling.from_dict({**options, "max_tokens": self.max_tokens or task.max_tokens})
         limits = {name: value for name, value in self.budget.items() if value is not None}
-        return Settings(sampling, self.seed, Budget.of(limits).to_dict() or None)
+        return EvaluationSettings(sampling, self.seed, Budget.of(limits).to_dict() or None)
 
     def check(self) -> None:
         """Raises GlassloopError for what is wrong, before a model is loaded."""

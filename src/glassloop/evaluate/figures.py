@@ -6,23 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glassloop.evaluate.analyse import Outcome, Samples
+from glassloop.evaluate.analyse import ItemOutcome, Samples
 from glassloop.evaluate.draw import GREEDY, SAMPLES
 from glassloop.evaluate.methods import parse_methods
 from glassloop.evaluate.record import RecordError, read, read_parts, seconds_of
-from glassloop.evaluate.report import Figures, Row, figures_of, row_of
-from glassloop.evaluate.task import Task
+from glassloop.evaluate.report import Figures, ReportRow, figures_of, row_of
+from glassloop.evaluate.task import EvaluationTask
 
 
 def figures_of_samples(
-    task: Task, paths: Sequence[Path], methods: str, beside: Sequence[Path] = ()
+    task: EvaluationTask, paths: Sequence[Path], methods: str, beside: Sequence[Path] = ()
 ) -> Figures:
     """Returns the figures of methods on the samples of a record, which may be in parts, and of the greedy
     answers or the methods of other records, on the items that all of them have."""
     header, rows = read_parts(paths)
     samples = Samples.of(task, header, rows)
     model = str(header["model"])
-    outcomes: dict[str, Mapping[str, Outcome]] = {}
+    outcomes: dict[str, Mapping[str, ItemOutcome]] = {}
     seconds: dict[str, float | None] = {}
     for method in parse_methods([methods]):
         found = samples.outcomes(method)
@@ -49,27 +49,28 @@ def figures_of_samples(
 
 
 def _of_methods(
-    task: Task, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, dict[str, Outcome], float]]:
+    task: EvaluationTask, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, dict[str, ItemOutcome], float]]:
     """Yields the name, the results and the seconds of each method in a record of `run`."""
     if header.get("digest") != task.digest:
         raise RecordError(f"the record is of another task or data file than {task.name}")
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [dict(row) for row in rows if row["method"] == method]
         found = {
-            row["item"]: Outcome(row["correct"], row["tokens"], row["value"], row["paths"]) for row in mine
+            row["item"]: ItemOutcome(row["correct"], row["tokens"], row["value"], row["paths"])
+            for row in mine
         }
         yield f"{header['model']} {method}", found, seconds_of(mine)
 
 
 def _row(
-    name: str, kept: Mapping[str, Outcome], all_items: Mapping[str, Outcome], seconds: float | None
-) -> Row:
+    name: str, kept: Mapping[str, ItemOutcome], all_items: Mapping[str, ItemOutcome], seconds: float | None
+) -> ReportRow:
     share = len(kept) / max(len(all_items), 1)
     return row_of(name, kept, None if seconds is None else seconds * share)
 
 
-def _seconds(samples: Samples, method: str, found: Mapping[str, Outcome]) -> float | None:
+def _seconds(samples: Samples, method: str, found: Mapping[str, ItemOutcome]) -> float | None:
     """Returns the wall time of drawing what a method used: its share of the tokens of the batch."""
     if method == GREEDY:
         return samples.seconds[GREEDY] or None

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from glassloop.evaluate.builtin import bbh, gsm8k, ifeval, reasoning_gym
-from glassloop.evaluate.task import Task, TaskError
+from glassloop.evaluate.task import EvaluationTask, TaskError
 from glassloop.search.extract import find_extractor
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 BUILT_IN = ("gsm8k", "ifeval", "ifeval:loose", "bbh", "bbh:PART", "gym:NAME")
 
 
 def find_task(
     name: str, *, data: Path | None = None, extract: str | None = None, size: int = 100, seed: int = 0
-) -> Task:
+) -> EvaluationTask:
     """Returns the task of a name, or of a `.jsonl` or `.yaml` file. `data` is the whole file of a built-in
     task; `size` and `seed` are for generators. `extract` is used in place of the task's own extractor."""
     task = _find(name, data, extract, size, seed)
@@ -26,7 +26,7 @@ def find_task(
     return task.extracting(extract)
 
 
-def _find(name: str, data: Path | None, extract: str | None, size: int, seed: int) -> Task:
+def _find(name: str, data: Path | None, extract: str | None, size: int, seed: int) -> EvaluationTask:
     kind, _, part = name.partition(":")
     if kind == "gsm8k" and not part:
         return gsm8k(data)

@@ -17,12 +17,12 @@ from typing import Any
 
 from glassloop.errors import TextError
 from glassloop.evaluate.builtin import rows
-from glassloop.evaluate.task import Item, Task, TaskError
-from glassloop.files import read_at_most
+from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verdict import Verdict, Verifier
-from glassloop.shown import shown
-from glassloop.text.chat import Limits
+from glassloop.text.chat import TemplateLimits
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 _LONGEST = 1 << 20  # bytes of a task file
 _IGNORED = {
@@ -34,10 +34,10 @@ _KNOWN = _IGNORED | {
     *("task", "output_type", "dataset_path", "doc_to_text", "doc_to_target", "doc_to_choice", "description"),
     *("target_delimiter", "generation_kwargs", "filter_list", "metric_list", "num_fewshot"),
 }
-_LIMITS = Limits()
+_LIMITS = TemplateLimits()
 
 
-def read_harness_task(path: Path, data: Path | None = None) -> Task:
+def read_harness_task(path: Path, data: Path | None = None) -> EvaluationTask:
     """Returns the task of a YAML file. `data` is its JSONL file, if the YAML file names none."""
     config = _load(path)
     for name in config:
@@ -54,13 +54,13 @@ def read_harness_task(path: Path, data: Path | None = None) -> Task:
     templates = _Templates(config, path)
     if kind == "multiple_choice":
         items = [_choice_item(place, row, templates) for place, row in enumerate(rows(source))]
-        return Task(name, tuple(items), "text", delimiter=templates.delimiter, chat=False)
+        return EvaluationTask(name, tuple(items), "text", delimiter=templates.delimiter, chat=False)
     options = _generation(config.get("generation_kwargs") or {})
     extract = _filter(config.get("filter_list"))
     metric = _metric(config.get("metric_list"))
     items = [_item(place, row, templates, extract, metric) for place, row in enumerate(rows(source))]
     stop, most = options.pop("stop", ()), options.pop("max_tokens", 256)
-    return Task(name, tuple(items), extract, most, tuple(stop), False, options)
+    return EvaluationTask(name, tuple(items), extract, most, tuple(stop), False, options)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _literal(text: str) -> Any:
     return text
 
 
-def _choice_item(place: int, row: dict[str, Any], templates: _Templates) -> Item:
+def _choice_item(place: int, row: dict[str, Any], templates: _Templates) -> TaskItem:
     choices = templates.choices(row)
     target = templates.value("doc_to_target", row)
     if isinstance(target, str):
@@ -168,16 +168,16 @@ def _choice_item(place: int, row: dict[str, Any], templates: _Templates) -> Item
     if isinstance(target, bool) or not isinstance(target, int) or not 0 <= target < len(choices):
         problem = f"is {shown(target)} in item {place + 1}; a choice or its number is expected"
         raise TaskError.about("doc_to_target", problem)
-    return Item(str(place), templates.text(row), str(target), tuple(choices))
+    return TaskItem(str(place), templates.text(row), str(target), tuple(choices))
 
 
 def _item(
     place: int, row: dict[str, Any], templates: _Templates, extract: str, metric: Mapping[str, Any]
-) -> Item:
+) -> TaskItem:
     target = templates.value("doc_to_target", row)
     targets = [str(each) for each in target] if isinstance(target, list) else [str(target)]
     verify = _exact_match(targets, extract, metric)
-    return Item(str(place), templates.text(row), targets[0], verify=verify)
+    return TaskItem(str(place), templates.text(row), targets[0], verify=verify)
 
 
 def _exact_match(targets: list[str], extract: str, metric: Mapping[str, Any]) -> Verifier:

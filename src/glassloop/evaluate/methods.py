@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 _SECONDS = 10.0
 
 
-class Progress:
+class EvaluationProgress:
     """How many of `total` items are finished, and how fast tokens come. The base class shows nothing."""
 
     def __init__(self, total: int, done: int) -> None:
@@ -42,7 +42,7 @@ class Progress:
 
 
 @contextmanager
-def progress(total: int, done: int) -> Iterator[Progress]:
+def progress(total: int, done: int) -> Iterator[EvaluationProgress]:
     """Shows how many of `total` items are finished; `done` were before."""
     if sys.stderr.isatty():
         try:
@@ -75,7 +75,7 @@ def _shown_bar() -> Iterator[Any]:
         yield bar
 
 
-class _Bar(Progress):
+class _Bar(EvaluationProgress):
     """A bar of rich, which is drawn again several times a second."""
 
     def __init__(self, total: int, done: int, bar: Any) -> None:
@@ -87,7 +87,7 @@ class _Bar(Progress):
         self._bar.update(self._task, description=self._what, completed=self._done, speed=self._speed)
 
 
-class _Lines(Progress):
+class _Lines(EvaluationProgress):
     """One line every few seconds: items, tokens, speed."""
 
     def __init__(self, total: int, done: int) -> None:

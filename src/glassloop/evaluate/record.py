@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 KIND, VERSION = "glassloop evaluation", 1
 

@@ -22,7 +22,7 @@ class Result(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One method on all items. `tokens` are those of all items together; `seconds` are wall time, in a batch
     with the other items."""
 
@@ -37,12 +37,12 @@ class Row:
     seconds: float | None
 
 
-def row_of(method: str, results: Mapping[str, Result], seconds: float | None) -> Row:
+def row_of(method: str, results: Mapping[str, Result], seconds: float | None) -> ReportRow:
     """Returns the figures of a method from its results by item."""
     correct = sum(result.correct for result in results.values())
     tokens = sum(result.tokens for result in results.values())
     interval = wilson(correct, len(results))
-    return Row(
+    return ReportRow(
         method,
         accuracy=round(interval.share, 6),
         low=round(interval.low, 6),
@@ -67,7 +67,7 @@ def compare(results: Mapping[str, Mapping[str, Result]]) -> list[tuple[str, str,
     return found
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ReportRow]) -> str:
     """Returns the rows as plain text."""
     header = ("method", "accuracy", "95 % interval", "items", "tokens/item", "seconds")
     cells = [
@@ -101,7 +101,7 @@ def comparisons(pairs: Sequence[tuple[str, str, Paired]]) -> str:
     return _columns([header, *cells])
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """One method on one part of a task."""
 
     items: int
@@ -112,7 +112,7 @@ class Part(NamedTuple):
         return self.correct / self.items if self.items else 0.0
 
 
-Parts = Mapping[str, Mapping[str, Part]]  # by the name of the part, then by method
+Parts = Mapping[str, Mapping[str, ReportPart]]  # by the name of the part, then by method
 
 
 def parts_of(results: Mapping[str, Mapping[str, Result]], groups: Mapping[str, str]) -> Parts:
@@ -120,11 +120,11 @@ def parts_of(results: Mapping[str, Mapping[str, Result]], groups: Mapping[str, s
     names = dict.fromkeys(groups.get(key, "") for found in results.values() for key in found)
     if len(names) < 2:
         return {}
-    made: dict[str, dict[str, Part]] = {}
+    made: dict[str, dict[str, ReportPart]] = {}
     for name in names:
         for method, found in results.items():
             right = [result.correct for key, result in found.items() if groups.get(key, "") == name]
-            made.setdefault(name, {})[method] = Part(len(right), sum(right))
+            made.setdefault(name, {})[method] = ReportPart(len(right), sum(right))
     return made
 
 
@@ -141,7 +141,7 @@ def parts_table(parts: Parts) -> str:
 def to_json(
     task: str,
     model: str,
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     pairs: Sequence[tuple[str, str, Paired]],
     parts: Parts,
 ) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ class Figures(NamedTuple):
 def figures_of(
     task: str,
     model: str,
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     results: Mapping[str, Mapping[str, Result]],
     groups: Mapping[str, str] | None = None,
 ) -> Figures:
@@ -211,11 +211,11 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 440, 70, 30, 46, 56
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea", "#d97706", "#0891b2", "#be185d", "#4b5563")
 
 
-def plot(title: str, rows: Sequence[Row]) -> str:
+def plot(title: str, rows: Sequence[ReportRow]) -> str:
     """Returns an SVG of accuracy over tokens per item, on a logarithmic axis. Rows whose names differ only in
     their number of paths (`vote:4`, `vote:8`) are one line."""
     shown = [row for row in rows if row.items and row.tokens_per_item > 0]
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[ReportRow]] = {}
     for row in shown:
         lines.setdefault(row.method.partition(":")[0], []).append(row)
     most = max((row.tokens_per_item for row in shown), default=10.0) * 1.25

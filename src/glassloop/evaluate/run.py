@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
-from glassloop.evaluate.analyse import Outcome
+from glassloop.evaluate.analyse import ItemOutcome
 from glassloop.evaluate.methods import MethodSpec
-from glassloop.evaluate.progress import Progress
+from glassloop.evaluate.progress import EvaluationProgress
 from glassloop.evaluate.record import Record, seconds_of
-from glassloop.evaluate.report import Row, row_of
-from glassloop.evaluate.task import Item, Task
+from glassloop.evaluate.report import ReportRow, row_of
+from glassloop.evaluate.task import EvaluationTask, TaskItem
 from glassloop.search.solution import Solution
 from glassloop.search.solve import drive_all, prepare
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.api.llm import LLM
     from glassloop.search.running import Running
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """What all methods of an evaluation share."""
 
     sampling: Sampling
     seed: int = 0
     budget: Mapping[str, Any] | None = None  # of each item: tokens, seconds, branches
 
-    def header(self, task: Task, llm: LLM) -> dict[str, Any]:
+    def header(self, task: EvaluationTask, llm: LLM) -> dict[str, Any]:
         """Returns the header of the record. Methods and the number of items are not in it: both may be
         added to."""
         adapters = llm.adapters_of(self.sampling)
@@ -52,12 +52,12 @@ class Settings:
 
 def run_methods(
     llm: LLM,
-    task: Task,
-    items: Sequence[Item],
+    task: EvaluationTask,
+    items: Sequence[TaskItem],
     methods: Sequence[MethodSpec],
-    settings: Settings,
+    settings: EvaluationSettings,
     record: Record,
-    shown: Progress,
+    shown: EvaluationProgress,
 ) -> None:
     """Runs what the record does not have yet, and shows its progress."""
     places = {item.id: place for place, item in enumerate(task.items)}
@@ -69,7 +69,7 @@ def run_methods(
         record.begin()
         shown.begin(method.text)
 
-        def make(number: int, missing: list[Item] = missing, method: MethodSpec = method) -> Running:
+        def make(number: int, missing: list[TaskItem] = missing, method: MethodSpec = method) -> Running:
             item = missing[number]
             # The seed belongs to the item, so it is the same after a restart and for every method.
             sampling = replace(settings.sampling, seed=list_seed(settings.seed, places[item.id]))
@@ -92,7 +92,7 @@ def run_methods(
             shown.finish_item(row["tokens"])
 
 
-def _row(task: Task, item: Item, method: MethodSpec, solution: Solution) -> dict[str, Any]:
+def _row(task: EvaluationTask, item: TaskItem, method: MethodSpec, solution: Solution) -> dict[str, Any]:
     return {
         "item": item.id,
         "method": method.text,
@@ -106,20 +106,21 @@ def _row(task: Task, item: Item, method: MethodSpec, solution: Solution) -> dict
 
 
 def outcomes_of(
-    record: Record, items: Sequence[Item], methods: Sequence[str]
-) -> dict[str, dict[str, Outcome]]:
+    record: Record, items: Sequence[TaskItem], methods: Sequence[str]
+) -> dict[str, dict[str, ItemOutcome]]:
     """Returns the results in a record, by method and item, in the order of the items."""
-    found: dict[str, dict[str, Outcome]] = {}
+    found: dict[str, dict[str, ItemOutcome]] = {}
     for method in methods:
         by_item = {row["item"]: row for row in record.rows if row["method"] == method}
         rows = [by_item[item.id] for item in items if item.id in by_item]
         found[method] = {
-            row["item"]: Outcome(row["correct"], row["tokens"], row["value"], row["paths"]) for row in rows
+            row["item"]: ItemOutcome(row["correct"], row["tokens"], row["value"], row["paths"])
+            for row in rows
         }
     return found
 
 
-def rows_of(record: Record, outcomes: Mapping[str, Mapping[str, Outcome]]) -> list[Row]:
+def rows_of(record: Record, outcomes: Mapping[str, Mapping[str, ItemOutcome]]) -> list[ReportRow]:
     """Returns the figures of each method."""
     made = []
     for method, results in outcomes.items():

@@ -20,7 +20,7 @@ class TaskError(GlassloopError):
 
 
 @dataclass(frozen=True)
-class Item:
+class TaskItem:
     """One question. `answer` is compared with the extracted value; `verify`, if given, judges the whole text
     instead; `choices` are texts whose likelihoods are compared."""
 
@@ -34,11 +34,11 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Task:
+class EvaluationTask:
     """Items, and what they share: the extractor, the limits of an answer, and whether questions are chats."""
 
     name: str
-    items: tuple[Item, ...]
+    items: tuple[TaskItem, ...]
     extract: str | Extractor | None = "auto"
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Task:
         """The part of the task that each item belongs to, by the id of the item."""
         return {item.id: item.group for item in self.items}
 
-    def extracting(self, extract: str | Extractor) -> Task:
+    def extracting(self, extract: str | Extractor) -> EvaluationTask:
         """Returns the task with another extractor, for all of its items."""
         items = tuple(replace(item, extract=None) for item in self.items)
         return replace(self, items=items, extract=extract)
@@ -88,11 +88,11 @@ class Task:
             if check is not None:
                 check()
 
-    def value(self, item: Item, text: str) -> str | None:
+    def value(self, item: TaskItem, text: str) -> str | None:
         """Returns the extracted answer of a text."""
         return find_extractor(item.extract if item.extract is not None else self.extract)(text)
 
-    def correct(self, item: Item, text: str, value: str | None) -> bool:
+    def correct(self, item: TaskItem, text: str, value: str | None) -> bool:
         """Tells whether a text, or the value that was extracted from it, is right."""
         if item.verify is not None:
             return verdict_of(item.verify, text).passed

@@ -12,15 +12,15 @@ from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.builtin import rows
-from glassloop.evaluate.task import Item, Task, TaskError
+from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verify.unit_tests import unit_tests
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 _FIELDS = ("id", "prompt", "question", "messages", "answer", "choices", "tests", "group")
 
 
-def read_task(path: Path, *, data: Path | None = None, extract: str | None = None) -> Task:
+def read_task(path: Path, *, data: Path | None = None, extract: str | None = None) -> EvaluationTask:
     """Returns the task of a file. `extract` names the extractor of a JSONL task; `data` is the data file of a
     YAML task."""
     if path.suffix in (".yaml", ".yml"):
@@ -34,10 +34,10 @@ def read_task(path: Path, *, data: Path | None = None, extract: str | None = Non
             items.append(_item(index, row, extractor))
         except GlassloopError as error:
             raise TaskError(f"{path}, item {index + 1}: {error}", field=error.field) from None
-    return Task(path.stem, tuple(items), extract or "auto")
+    return EvaluationTask(path.stem, tuple(items), extract or "auto")
 
 
-def _item(index: int, row: Mapping[str, Any], extractor: Any) -> Item:
+def _item(index: int, row: Mapping[str, Any], extractor: Any) -> TaskItem:
     for name in row:
         if name not in _FIELDS:
             raise TaskError.about(name, f"is not a field of a task; {', '.join(_FIELDS)} are expected")
@@ -48,7 +48,7 @@ def _item(index: int, row: Mapping[str, Any], extractor: Any) -> Item:
         if "answer" in row or "choices" in row:
             raise TaskError.about("tests", "is given beside answer or choices; one of them is expected")
         verify = unit_tests(row["tests"])
-        return Item(str(row.get("id", index)), _question(row), verify=verify, group=group, extract="text")
+        return TaskItem(str(row.get("id", index)), _question(row), verify=verify, group=group, extract="text")
     answer, choices = row.get("answer"), row.get("choices", [])
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         raise TaskError.about("answer", f"is {shown(answer)}; a text or a number is expected")
@@ -59,7 +59,7 @@ def _item(index: int, row: Mapping[str, Any], extractor: Any) -> Item:
         told = _letter_or_choice(answer, choices)
     else:
         told = extractor(told) or told  # so that "$1,000" and "1000" are the same
-    return Item(str(row.get("id", index)), _question(row), told, tuple(choices), group=group)
+    return TaskItem(str(row.get("id", index)), _question(row), told, tuple(choices), group=group)
 
 
 def _letter_or_choice(answer: str | float, choices: list[str]) -> str:

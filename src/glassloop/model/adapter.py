@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.fields import Fields
-from glassloop.files import sha256_of
 from glassloop.model.config import ModelConfig
-from glassloop.model.safetensors import Contents, Entry, parse_json, read_contents, read_file, read_json
+from glassloop.model.safetensors import Contents, TensorEntry, parse_json, read_contents, read_file, read_json
 from glassloop.model.weights import hf_name
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import printable, shown
+from glassloop.util.fields import Fields
+from glassloop.util.files import sha256_of
+from glassloop.util.shown import printable, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of all names in a file of PEFT
@@ -145,7 +145,7 @@ def _eight_bit(path: Path, config: ModelConfig, name: str | None) -> Adapter:
 
 
 def _pair(
-    path: Path, left: dict[str, Entry], stem: str, rank: int, shape: tuple[int, ...], contents: Contents
+    path: Path, left: dict[str, TensorEntry], stem: str, rank: int, shape: tuple[int, ...], contents: Contents
 ) -> tuple[Tensor, Tensor]:
     """Returns the two matrices of an adapter for one matrix of the model, and removes them from `left`."""
     scale = _numbers(path, left, f"{stem}.scale", "F16", (rank,))
@@ -167,7 +167,9 @@ def _tensor(name: str, codes: np.ndarray, scale: Float32) -> Tensor:
     return Tensor(name, (rows, width), _Q8_0, data.reshape(-1))
 
 
-def _take(path: Path, left: dict[str, Entry], name: str, kind: str, shape: tuple[int, ...]) -> Entry:
+def _take(
+    path: Path, left: dict[str, TensorEntry], name: str, kind: str, shape: tuple[int, ...]
+) -> TensorEntry:
     entry = left.pop(name, None)
     if entry is None:
         raise ModelError(f"{path}: {name} is missing")
@@ -176,11 +178,13 @@ def _take(path: Path, left: dict[str, Entry], name: str, kind: str, shape: tuple
     return entry
 
 
-def _codes(path: Path, left: dict[str, Entry], name: str, shape: tuple[int, int]) -> np.ndarray:
+def _codes(path: Path, left: dict[str, TensorEntry], name: str, shape: tuple[int, int]) -> np.ndarray:
     return np.ascontiguousarray(_take(path, left, name, "I8", shape).data).view(np.int8).reshape(shape)
 
 
-def _numbers(path: Path, left: dict[str, Entry], name: str, kind: str, shape: tuple[int, ...]) -> Float32:
+def _numbers(
+    path: Path, left: dict[str, TensorEntry], name: str, kind: str, shape: tuple[int, ...]
+) -> Float32:
     entry = _take(path, left, name, kind, shape)
     values = Tensor(name, entry.shape, FORMATS[entry.kind], np.ascontiguousarray(entry.data)).float32()
     _check_finite(path, name, values)

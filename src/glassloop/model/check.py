@@ -19,7 +19,7 @@ from glassloop.ops.memory import format_bytes
 from glassloop.ops.protocol import Ops
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.weight_memory import memory_line
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 _TEXT = "Water boils at 100 °C."
 _MOST_VALUES = 1 << 24  # that are read at a time, 64 MB as float32

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.fields import Fields
 from glassloop.model.build import Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
 from glassloop.model.unsupported import EXPERTS_GGUF, UPSTREAM, mixture_of_experts, unknown_family
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import shown
+from glassloop.util.fields import Fields
+from glassloop.util.shown import shown
 
 
 def config_from_gguf(

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glassloop.fields import Fields
 from glassloop.model.build import Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
@@ -15,7 +14,8 @@ from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, Ya
 from glassloop.model.unsupported import experts_of, mixture_of_experts, unknown_family
 from glassloop.ops.exact import log_of
 from glassloop.ops.protocol import Activation
-from glassloop.shown import shown
+from glassloop.util.fields import Fields
+from glassloop.util.shown import shown
 
 
 def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily, ModelConfig]:

@@ -27,7 +27,7 @@ COMMON_KEYS = {
 }
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """A weight that is part `place` of `of` equal ones of a fused matrix, along its output axis."""
 
     name: str
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 # Our name for a layer's weight (without .weight/.bias) -> theirs. {i} is the layer.
-_LLAMA_LAYER: dict[str, str | Part] = {
+_LLAMA_LAYER: dict[str, str | WeightPart] = {
     "attn_norm": "layers.{i}.input_layernorm",
     "q": "layers.{i}.self_attn.q_proj",
     "k": "layers.{i}.self_attn.k_proj",
@@ -55,11 +55,11 @@ _GEMMA_LAYER = _LLAMA_LAYER | {
     "ffn_norm": "layers.{i}.pre_feedforward_layernorm",
     "ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
 }
-_GPT_LAYER: dict[str, str | Part] = {
+_GPT_LAYER: dict[str, str | WeightPart] = {
     "attn_norm": "h.{i}.ln_1",
-    "q": Part("h.{i}.attn.c_attn", 0),
-    "k": Part("h.{i}.attn.c_attn", 1),
-    "v": Part("h.{i}.attn.c_attn", 2),
+    "q": WeightPart("h.{i}.attn.c_attn", 0),
+    "k": WeightPart("h.{i}.attn.c_attn", 1),
+    "v": WeightPart("h.{i}.attn.c_attn", 2),
     "o": "h.{i}.attn.c_proj",
     "ffn_norm": "h.{i}.ln_2",
     "up": "h.{i}.mlp.c_fc",
@@ -115,7 +115,7 @@ class ModelFamily(NamedTuple):
 
     # What safetensors call the weights, and how they store them.
     top: Mapping[str, str] = _LLAMA_TOP
-    layer: Mapping[str, str | Part] = _LLAMA_LAYER
+    layer: Mapping[str, str | WeightPart] = _LLAMA_LAYER
     transposed: bool = False  # matrices are [in, out]
     norms_from_zero: bool = False  # a norm's weight is stored minus one
 
@@ -307,7 +307,7 @@ GGUF_TOP = {
     "final_norm": "output_norm",
     "head": "output",
 }
-GGUF_LAYER: dict[str, str | Part] = {
+GGUF_LAYER: dict[str, str | WeightPart] = {
     "attn_norm": "blk.{i}.attn_norm",
     "q": "blk.{i}.attn_q",
     "k": "blk.{i}.attn_k",
@@ -322,4 +322,6 @@ GGUF_LAYER: dict[str, str | Part] = {
     "down": "blk.{i}.ffn_down",
     "ffn_post_norm": "blk.{i}.post_ffw_norm",
 }
-GGUF_FUSED_LAYER = GGUF_LAYER | {name: Part("blk.{i}.attn_qkv", index) for index, name in enumerate("qkv")}
+GGUF_FUSED_LAYER = GGUF_LAYER | {
+    name: WeightPart("blk.{i}.attn_qkv", index) for index, name in enumerate("qkv")
+}

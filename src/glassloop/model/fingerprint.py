@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 from glassloop.errors import ModelError
-from glassloop.files import sha256_of
 from glassloop.model.gguf_parts import part_paths
 from glassloop.model.registry import home
 from glassloop.model.registry.manifest import read_manifest
+from glassloop.util.files import sha256_of
 
 _PARTS = ("*.safetensors", "config.json", "tokenizer*.json")
 

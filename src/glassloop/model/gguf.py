@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.files import map_file
 from glassloop.model.unsupported import unknown_type
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID
 from glassloop.ops.strings import read_strings
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import printable, shown
+from glassloop.util.files import map_file
+from glassloop.util.shown import printable, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glassloop.errors import ModelError
-from glassloop.files import in_parallel
 from glassloop.model.gguf import GGUFFile, GGUFHeader
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import printable, shown
+from glassloop.util.files import in_parallel
+from glassloop.util.shown import printable, shown
 
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MOST_PARTS = 4096

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.model.transformer import Program, Transformer
+from glassloop.model.transformer import AdaptedForward, Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.kv_cache import Pages
 from glassloop.ops.protocol import Array, Forward, Ops
@@ -69,7 +69,7 @@ class Lens:
             stream = model.residuals(batch, pages, model.ops)
             return [model.logits(model.final_hidden(x, batch)) for x in stream]
 
-        return Program(model, compute)
+        return AdaptedForward(model, compute)
 
     @cached_property
     def _queries(self) -> Forward:
@@ -79,7 +79,7 @@ class Lens:
                 pass
             return watching.queries
 
-        return Program(self._model, compute)
+        return AdaptedForward(self._model, compute)
 
     @cached_property
     def _embeddings(self) -> Forward:

@@ -28,8 +28,8 @@ from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS, Format
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.weight_memory import memory_line, weight_bytes
-from glassloop.shown import printable
 from glassloop.text.tokenizer import Tokenizer
+from glassloop.util.shown import printable
 
 WEIGHT_FORMATS = {"q8": "Q8_0", "q4": "Q4_1", "f32": "F32"}
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.files import in_parallel, map_file, read_at_most
 from glassloop.model.unsupported import PICKLES, pickle_only
 from glassloop.ops.quant import BF16, F16, F32, Bytes
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import printable, shown
+from glassloop.util.files import in_parallel, map_file, read_at_most
+from glassloop.util.shown import printable, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -85,7 +85,7 @@ def _why_no_weights(folder: Path) -> str:
     return f"has neither {SINGLE} nor {INDEX}"
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of a file as its header has it."""
 
     kind: str  # "F32", "I8", …
@@ -97,7 +97,7 @@ class Contents(NamedTuple):
     """A safetensors file whose header has been checked."""
 
     metadata: dict[str, Any]
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     mapping: mmap
 
 
@@ -124,7 +124,7 @@ def read_contents(path: Path) -> Contents:
     metadata = header.pop("__metadata__", None)
     data = whole[8 + header_size :]
 
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     ranges: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         kind, shape, begin, end = _entry(path, name, entry)
@@ -136,7 +136,7 @@ def read_contents(path: Path) -> Contents:
             )
         if size:
             ranges.append((begin, end, name))
-        entries[name] = Entry(kind, shape, data[begin:end])
+        entries[name] = TensorEntry(kind, shape, data[begin:end])
     ranges.sort()
     for (_, end, first), (begin, _, second) in pairwise(ranges):
         if begin < end:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from glassloop.model.families import FAMILY_BY_TYPE
 from glassloop.model.unsupported import GGUF_TYPES
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 class Survey(NamedTuple):

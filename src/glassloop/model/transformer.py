@@ -47,7 +47,7 @@ class Linear(NamedTuple):
     weight: Matrix
     bias: Array | None
 
-    def forward(self, x: Array, step: Step) -> Array:
+    def forward(self, x: Array, step: ForwardStep) -> Array:
         y = step.ops.linear(x, self.weight, self.bias)
         # A compiled layer that is trained must not depend on the name: it would be compiled for each.
         if not step.adapted or self.name not in step.adapted:
@@ -66,7 +66,7 @@ class Norm(NamedTuple):
         return ops.rms_norm(x, self.weight, self.config.eps)
 
 
-class Step(NamedTuple):
+class ForwardStep(NamedTuple):
     """What all layers of one forward pass share."""
 
     ops: Ops
@@ -88,7 +88,7 @@ class Attention(NamedTuple):
     q_norm: Norm | None
     k_norm: Norm | None
 
-    def forward(self, x: Array, step: Step) -> Array:
+    def forward(self, x: Array, step: ForwardStep) -> Array:
         """[rows, dim] to [rows, dim]."""
         ops, config = step.ops, self.config
         q = ops.split_heads(self.q.forward(x, step), config.heads)  # [rows, heads, head dim]
@@ -113,7 +113,7 @@ class Dense(NamedTuple):
     up: Linear
     down: Linear
 
-    def forward(self, x: Array, step: Step) -> Array:
+    def forward(self, x: Array, step: ForwardStep) -> Array:
         """[rows, dim] to [rows, dim]."""
         ops, activation = step.ops, self.config.activation
         up = self.up.forward(x, step)  # [rows, ffn dim]
@@ -132,7 +132,7 @@ class Sublayer(NamedTuple):
     output_norm: Norm | None
     sum_norm: Norm | None
 
-    def forward(self, x: Array, step: Step) -> Array:
+    def forward(self, x: Array, step: ForwardStep) -> Array:
         """Returns the residual stream with what this sublayer adds to it. [rows, dim]"""
         ops = step.ops
         h = x if self.norm is None else self.norm.forward(x, ops)
@@ -143,7 +143,7 @@ class Sublayer(NamedTuple):
         return x if self.sum_norm is None else self.sum_norm.forward(x, ops)
 
 
-class Adapters(NamedTuple):
+class AdapterTable(NamedTuple):
     """The adapters that are loaded, by the numbers that rows have; 0 is none."""
 
     loaded: tuple[Adapter | None, ...] = (None,)
@@ -151,7 +151,7 @@ class Adapters(NamedTuple):
     embedding: Matrix = None  # [numbers, dim], added to the embedding of a row
 
     @staticmethod
-    def of(loaded: tuple[Adapter | None, ...], before: Adapters, dim: int, ops: Ops) -> Adapters:
+    def of(loaded: tuple[Adapter | None, ...], before: AdapterTable, dim: int, ops: Ops) -> AdapterTable:
         """Returns these adapters in the form in which an op set reads them. `before` has some of them."""
         parts: dict[str, list[LowRank | None]] = {}
         # Adding -0.0 leaves every number as it is; adding 0.0 would turn -0.0 into 0.0.
@@ -165,10 +165,10 @@ class Adapters(NamedTuple):
                 parts.setdefault(name, [None] * len(loaded))[number] = made
             if adapter.embedding is not None:
                 embedding[number] = adapter.embedding
-        return Adapters(loaded, parts, ops.matrix(Tensor.of("adapter_embedding.weight", embedding)))
+        return AdapterTable(loaded, parts, ops.matrix(Tensor.of("adapter_embedding.weight", embedding)))
 
 
-class Program:
+class AdaptedForward:
     """A computation over the forward pass, prepared for the op set twice: without adapters and, when the
     first batch with adapters comes, with all that are loaded then."""
 
@@ -246,9 +246,9 @@ class Transformer:
         self.head = self.token_embedding if config.tied else load.matrix("head.weight")
         ropes = dict.fromkeys(layer.mixer.rope for layer in config.layers)
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
-        self.adapters = Adapters()
+        self.adapters = AdapterTable()
         self._one_change = Lock()  # of the adapters
-        self._program = Program(self, self._logits if drafter is None else self._logits_and_states)
+        self._program = AdaptedForward(self, self._logits if drafter is None else self._logits_and_states)
         self.chain: DraftChain | None = None
         if drafter is not None and isinstance(ops, DraftOps):
             self.chain = ops.chain(self._draft, drafter.tokens)
@@ -271,7 +271,7 @@ class Transformer:
     @cached_property
     def _hidden_program(self) -> Forward:
         """Made when it is first used: most models only compute logits."""
-        return Program(self, self._hidden)
+        return AdaptedForward(self, self._hidden)
 
     def load_adapter(self, adapter: Adapter) -> int:
         """Loads an adapter. Returns the number by which rows of a batch refer to it: the first that none
@@ -299,7 +299,7 @@ class Transformer:
             self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
 
     def _set_adapters(self, loaded: tuple[Adapter | None, ...]) -> None:
-        self.adapters = Adapters.of(loaded, self.adapters, self.config.dim, self.ops)
+        self.adapters = AdapterTable.of(loaded, self.adapters, self.config.dim, self.ops)
 
     @cached_property
     def _adaptable(self) -> set[str]:
@@ -363,7 +363,7 @@ class Transformer:
         """Yields the residual stream as it enters the first layer, and as it leaves each one. [rows, dim]"""
         # Embedding: a vector for each token.
         x = self._embedded(batch, ops)  # [rows, dim]
-        adapters = self.adapters if batch.adapters else Adapters()
+        adapters = self.adapters if batch.adapters else AdapterTable()
         if batch.adapters:
             x = ops.add(x, ops.embed(adapters.embedding, batch.adapters))
 
@@ -374,7 +374,7 @@ class Transformer:
             rope: ops.angles(batch.positions, frequencies, rope.sharpness)
             for rope, frequencies in self.frequencies.items()
         }
-        step = Step(ops, batch, pages, angles, adapters.parts)
+        step = ForwardStep(ops, batch, pages, angles, adapters.parts)
 
         yield x
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassloop.model.families import FAMILIES
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 # The names of GGUF's tensor types in the order of their numbers, with those that are no longer written.
 _NAMES = (

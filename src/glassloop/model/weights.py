@@ -21,10 +21,10 @@ from glassloop.model.families import (
     GGUF_LAYER,
     GGUF_TOP,
     ModelFamily,
-    Part,
+    WeightPart,
 )
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 # What checkpoints hold besides weights: old buffers, rotary tables, and the parts of models that see images.
 _IGNORED = (
@@ -46,7 +46,7 @@ def family_of(config: ModelConfig) -> ModelFamily:
     return next(family for family in FAMILIES if family.name == config.family)
 
 
-def hf_name(config: ModelConfig, name: str) -> tuple[str, Part | None]:
+def hf_name(config: ModelConfig, name: str) -> tuple[str, WeightPart | None]:
     """Returns the name of one of our weights in a file for transformers, and which part of it it is."""
     family = family_of(config)
     prefix = "transformer." if family.transposed else "model."
@@ -56,7 +56,7 @@ def hf_name(config: ModelConfig, name: str) -> tuple[str, Part | None]:
         return ("" if stem == "head" else prefix) + f"{theirs}.{suffix}", None
     _, index, kind = stem.split(".")
     entry = family.layer[kind]
-    part = entry if isinstance(entry, Part) else None
+    part = entry if isinstance(entry, WeightPart) else None
     pattern = part.name if part else entry
     assert isinstance(pattern, str)
     return f"{prefix}{pattern.format(i=index)}.{suffix}", part
@@ -68,7 +68,7 @@ class _Source(NamedTuple):
     where: str
     tensors: Mapping[str, Tensor]
     top: Mapping[str, str]
-    layer: Mapping[str, str | Part]
+    layer: Mapping[str, str | WeightPart]
     prefixes: tuple[str, ...]
     adapt: Callable[[str, Tensor], Tensor]
 
@@ -130,7 +130,7 @@ def _find(source: _Source, name: str) -> tuple[str, Tensor]:
     if stem.startswith("layers."):
         _, index, kind = stem.split(".")
     entry = source.layer[kind] if index else source.top[stem]
-    part = entry if isinstance(entry, Part) else None
+    part = entry if isinstance(entry, WeightPart) else None
     pattern = part.name if part else entry
     assert isinstance(pattern, str)
     wanted = f"{pattern.format(i=index)}.{suffix}"
@@ -142,7 +142,7 @@ def _find(source: _Source, name: str) -> tuple[str, Tensor]:
     raise ModelError(f"{source.where}: {wanted} is missing ({name} of the model)")
 
 
-def _third(where: str, tensor: Tensor, part: Part) -> Tensor:
+def _third(where: str, tensor: Tensor, part: WeightPart) -> Tensor:
     if tensor.shape[0] % part.of:
         raise ModelError(
             f"{where}: {tensor.name} has {tensor.shape[0]} rows, which do not split in {part.of}"

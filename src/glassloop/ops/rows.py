@@ -42,7 +42,7 @@ class Survivors(NamedTuple):
     log_sum_exp: float  # over all survivors
 
 
-class RowRequest(Protocol):
+class RowRules(Protocol):
     """How a token is to be chosen from a row: `decode/rules.py` implements it."""
 
     prepared: Any  # for the op set to keep what it has made of the request
@@ -60,7 +60,7 @@ class RowRequest(Protocol):
 
 
 # A request, the row of logits that it is for, and the position of the token to choose.
-Line = tuple[RowRequest, int, int]
+Line = tuple[RowRules, int, int]
 
 
 class Chooser(Protocol):
@@ -86,9 +86,7 @@ class Chooser(Protocol):
         A line's record does not depend on the others.
         """
 
-    def survivors(
-        self, logits: Float32, summary: RowSummary, request: RowRequest, count: int, /
-    ) -> Survivors:
+    def survivors(self, logits: Float32, summary: RowSummary, request: RowRules, count: int, /) -> Survivors:
         """Returns what the first `count` rules leave of one row, whose summary the caller has. The head of
         the request is that of the summary, and its scale is 1."""
 

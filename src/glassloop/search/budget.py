@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 _MOST = 1 << 53
 

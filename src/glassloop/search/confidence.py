@@ -16,8 +16,8 @@ import numpy as np
 
 from glassloop.decode.chosen import ALTERNATIVE
 from glassloop.ops.rows import Float64
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 
 WINDOW = 32  # tokens of a group: answers have hundreds of tokens, not the tens of thousands of the paper
 

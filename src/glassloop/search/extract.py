@@ -16,7 +16,7 @@ from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.search.verdict import Extractor, TimedExtractor
 from glassloop.search.verify.patterns import check_pattern, find_first, find_last, find_option
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 LONGEST = 200_000  # characters of a text that are looked at, its end; an answer stands there
 MOST_DIGITS = 200  # of a number

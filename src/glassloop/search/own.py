@@ -14,7 +14,7 @@ from glassloop.decode.plugins import plugin_register
 from glassloop.errors import GlassloopError
 from glassloop.search.search import Search
 from glassloop.search.verdict import Verifier
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 OWN_VERIFIERS: dict[str, Verifier] = plugin_register("verifier")
 OWN_METHODS: dict[str, type[Search]] = plugin_register("method")

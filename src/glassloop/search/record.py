@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TraceError
+from glassloop.record.format.glass_file import read, write
+from glassloop.record.run import Run
 from glassloop.search.budget import Budget
-from glassloop.search.running import Past
+from glassloop.search.running import RecordedSearch
 from glassloop.search.search import Search
 from glassloop.search.solution import Decision, Path, Solution, Spent
 from glassloop.search.verdict import Verdict
-from glassloop.shown import shown
-from glassloop.trace.file import read, write
-from glassloop.trace.run import Run
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 VERSION = 1
 
@@ -44,7 +44,7 @@ class Replayed:
 
 
 def replay(
-    solution: Solution, llm: LLM | None = None, *, method: Search | None = None, **given: Any
+    solution: Solution, llm: LocalEngine | None = None, *, method: Search | None = None, **given: Any
 ) -> Replayed:
     """Makes a search again and compares. Verdicts and the cut of a time limit are taken from the record."""
     from glassloop.search.solve import prepare_again
@@ -57,7 +57,7 @@ def replay(
         raise TraceError(f"the search was read from a file; llm= is expected, an LLM with {first.model}")
     record = solution.record
     verdicts = {(path, tokens, by): Verdict(*rest) for path, tokens, by, *rest in record["verdicts"]}
-    again = prepare_again(model, solution, Past(record["cut"], verdicts), method, **given)  # type: ignore[arg-type]
+    again = prepare_again(model, solution, RecordedSearch(record["cut"], verdicts), method, **given)  # type: ignore[arg-type]
     made = again()
     difference = _first_difference(solution, made)
     return Replayed(difference is None, len(made.decisions), made.usage.tokens, difference, made)
@@ -99,7 +99,7 @@ def save(solution: Solution, path: str | os.PathLike[str]) -> None:
     write(path, [each.run for each in solution.paths])
 
 
-def load(path: str | os.PathLike[str], llm: LLM | None = None) -> Solution:
+def load(path: str | os.PathLike[str], llm: LocalEngine | None = None) -> Solution:
     runs = read(path)
     for run in runs:
         run.attach(llm)

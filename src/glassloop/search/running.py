@@ -22,6 +22,8 @@ from glassloop.engine.fork import forked_run
 from glassloop.engine.owner import current_owner
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
+from glassloop.record.run import Run, Timings, text_held_back
+from glassloop.record.token import Token
 from glassloop.search.budget import Budget
 from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.judging import Judging, Place
@@ -30,8 +32,6 @@ from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Sol
 from glassloop.search.steps import encode_forced, ends_step, step_ids
 from glassloop.search.verdict import Extractor, Verdict, Verifier, answer_of
 from glassloop.search.voting import votes_of
-from glassloop.trace.run import Run, Timings, text_held_back
-from glassloop.trace.token import Token
 
 if TYPE_CHECKING:
     from glassloop.engine.protocol import Engine
@@ -57,7 +57,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Past:
+class RecordedSearch:
     """What a replay takes from the record of a search: where time cut it, and the verdicts."""
 
     cut: Mapping[str, Any] | None = None  # the round, the reason, and tokens by path
@@ -78,7 +78,7 @@ class Running:
         verifier: Verifier | None = None,
         judge: Verifier | None = None,
         named: Mapping[str, Any] | None = None,
-        past: Past | None = None,
+        past: RecordedSearch | None = None,
     ) -> None:
         """`question` is a prepared request, whose run has the prompt and the seed; none of it is computed.
         `named` are the parts of the record that only the caller knows."""
@@ -103,7 +103,7 @@ class Running:
         self._compiled = question.compiled
         self._priority = question.priority
         self._named = dict(named or {})
-        self._past = past or Past()
+        self._past = past or RecordedSearch()
         self._began: float | None = None
         self._cut: dict[str, Any] | None = None
         self._roots: list[Run] = []

@@ -8,7 +8,6 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from glassloop.arguments import check_function
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
@@ -16,19 +15,20 @@ from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
 from glassloop.engine.request_maker import check_priority
 from glassloop.errors import GlassloopError
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.search.budget import Budget
 from glassloop.search.methods import METHODS, make_method
 from glassloop.search.own import OWN_METHODS
-from glassloop.search.running import Past, Running, plain
+from glassloop.search.running import RecordedSearch, Running, plain
 from glassloop.search.search import Search
 from glassloop.search.solution import Solution
 from glassloop.search.verdict import Extractor, Verifier
-from glassloop.shown import shown
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.util.check import check_function
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.llm import LLM
+    from glassloop.engine.local import LocalEngine
 
 Question = str | Sequence[int] | Sequence[Mapping[str, Any]]
 Watch = Callable[[Running], None]  # called before each round and after the last
@@ -46,7 +46,7 @@ class Stopped(KeyboardInterrupt):
         self.solution = solution
 
 
-def solve(llm: LLM, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
+def solve(llm: LocalEngine, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
     """Returns what `LLM.solve` does. `watch` is called before each round and after the last."""
     check_function("watch", watch)
     running = prepare(llm, question, **options)
@@ -54,7 +54,7 @@ def solve(llm: LLM, question: Question, *, watch: Watch | None = None, **options
 
 
 def solve_each(
-    llm: LLM,
+    llm: LocalEngine,
     questions: Sequence[Question],
     method: str | Search | None = "vote",
     *,
@@ -87,7 +87,7 @@ def solve_each(
 
 
 def prepare(
-    llm: LLM,
+    llm: LocalEngine,
     question: Question,
     method: str | Search | None = "vote",
     *,
@@ -100,7 +100,7 @@ def prepare(
     budget: Budget | dict[str, Any] | None = None,
     chat: bool | None = None,
     priority: int = 0,
-    past: Past | None = None,
+    past: RecordedSearch | None = None,
     **options: Any,
 ) -> Running:
     """Returns a search, checked, of which nothing is computed yet."""
@@ -133,7 +133,7 @@ def prepare(
 
 
 def prepare_again(
-    llm: LLM, solution: Solution, past: Past, method: Search | None, **given: Any
+    llm: LocalEngine, solution: Solution, past: RecordedSearch, method: Search | None, **given: Any
 ) -> Callable[[], Solution]:
     """Returns a function that makes a recorded search again. `extract` and `verify` may be given again where
     they were functions."""
@@ -204,7 +204,9 @@ def drive(running: Running, watch: Watch | None) -> Solution:
     return solution
 
 
-def drive_all(llm: LLM, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
+def drive_all(
+    llm: LocalEngine, make: Callable[[int], Running], count: int, window: int
+) -> Iterator[Solution]:
     """Runs searches, at most `window` at a time. What is done between the rounds of one search delays no
     other: it runs on a few threads."""
     llm.check_may_wait()
@@ -275,7 +277,7 @@ def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _with_defaults(llm: LLM, own: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(llm: LocalEngine, own: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sampling options with those that a search has by default: several paths with temperature 0
     would all be the same."""
     made = {"max_tokens": MAX_TOKENS, **own}
@@ -284,7 +286,7 @@ def _with_defaults(llm: LLM, own: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _request(llm: LLM, question: Question, sampling: Sampling, chat: bool | None) -> Request:
+def _request(llm: LocalEngine, question: Question, sampling: Sampling, chat: bool | None) -> Request:
     """Returns the request for a question: a text or messages in a chat, if the model has a template."""
     if isinstance(question, str):
         if chat or (chat is None and llm.tokenizer.chat_template is not None):

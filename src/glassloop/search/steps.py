@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from glassloop.record.run import Run
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Run
 
 
 def ends_step(run: Run, step: str | None) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError, described
-from glassloop.shown import printable, shown
+from glassloop.util.shown import printable, shown
 
 
 @dataclass(frozen=True)

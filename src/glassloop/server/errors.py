@@ -18,7 +18,7 @@ from glassloop.engine.deadline import TimedOut
 from glassloop.engine.protocol import Unavailable
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError, LengthError
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

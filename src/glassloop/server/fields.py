@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 MOST_IDS = 1_000_000  # token ids in one list
 MOST_PROMPTS = 1024  # texts, or lists of ids, in one list

@@ -17,11 +17,11 @@ from glassloop.engine.protocol import Engine, Statistics, Unavailable
 from glassloop.errors import GlassloopError
 from glassloop.model.config import ModelConfig
 from glassloop.ops.memory import format_bytes
+from glassloop.record.run import Run
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.many_models import ManyModels
 from glassloop.server.operation.access import PROBES, path_needs_key
 from glassloop.server.service import Service
-from glassloop.trace.run import Run
 
 _MOST_WAITING = 256  # requests that wait for a model to be loaded
 _PATIENCE = 30.0  # seconds to wait for a model that is busy and has to make room

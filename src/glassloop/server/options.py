@@ -15,7 +15,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.request_maker import Prompt
 from glassloop.server.errors import invalid
 from glassloop.server.fields import many, text_or
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 
 _MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less
 _TYPES: dict[str, Any] = {
@@ -73,7 +73,7 @@ def options_of(body: Body) -> dict[str, Any]:
 
 
 def make_sampling(
-    options: dict[str, Any], settings: Settings, samples: str = "n", defaults: Sampling | None = None
+    options: dict[str, Any], settings: ServerSettings, samples: str = "n", defaults: Sampling | None = None
 ) -> Sampling:
     """Returns the options, checked and within the server's limits, with the model's `defaults` for those that
     are not given. `samples` is the field by which the client gave the number of samples."""

@@ -23,13 +23,13 @@ from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
 from glassloop.server.on_demand import Asleep
 from glassloop.server.operation.alarm import Alarm
-from glassloop.server.operation.connection import Connection, ConnectionLimits
+from glassloop.server.operation.connection import ClientConnection, ConnectionLimits
 from glassloop.server.operation.logs import Log
-from glassloop.server.operation.settings import Settings
+from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.watchdog import Watchdog
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 _OTHER_FILES = 96  # descriptors that connections leave for the store, templates, logs and libraries
 # Seconds in which requests that are ended get their error, and clients read it; a step that is computed has
@@ -39,10 +39,10 @@ _AT_ONCE, _AFTER_GRACE = 5.0, 20.0
 
 def serve(
     llm: Engine,
-    settings: Settings,
+    settings: ServerSettings,
     note: str = "",
     *,
-    others: Sequence[tuple[Engine, Settings]] = (),
+    others: Sequence[tuple[Engine, ServerSettings]] = (),
     join: Callable[[Sequence[Service]], ASGIApp] | None = None,
 ) -> None:
     """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:
@@ -62,7 +62,7 @@ def serve(
     port = listening.getsockname()[1]
     config = uvicorn.Config(
         make_app(service) if join is None else join(services),
-        http=partial(Connection, limits=_connection_limits(settings)),  # type: ignore[arg-type]
+        http=partial(ClientConnection, limits=_connection_limits(settings)),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,
@@ -97,7 +97,7 @@ def serve(
         log.close()
 
 
-def _connection_limits(settings: Settings) -> ConnectionLimits:
+def _connection_limits(settings: ServerSettings) -> ConnectionLimits:
     """Returns the limits of connections, of which there are at most as many as the system has file
     descriptors to spare."""
     limits = ConnectionLimits(
@@ -114,7 +114,7 @@ def _connection_limits(settings: Settings) -> ConnectionLimits:
     return replace(limits, connections=max(8, min(limits.connections, files - _OTHER_FILES)))
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: ServerSettings) -> socket.socket:
     """Returns the socket, bound before anything else, so that a port in use is one line and not a
     traceback."""
     kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

@@ -20,25 +20,25 @@ from glassloop.engine.protocol import Engine
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
 from glassloop.errors import GlassloopError, LengthError, ModelError
+from glassloop.record.messages import Message
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Run
+from glassloop.record.token import TakenBack, Token
 from glassloop.search.running import Running
 from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
 from glassloop.server.errors import APIError, as_api_error, shutting_down
 from glassloop.server.operation.bodies import Bodies
-from glassloop.server.operation.clients import Places, client_of
+from glassloop.server.operation.clients import SharedPlaces, client_of
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
-from glassloop.server.operation.settings import Settings, public_name
+from glassloop.server.operation.settings import ServerSettings, public_name
 from glassloop.server.operation.workers import Pools, Workers
 from glassloop.server.options import Body, make_sampling
 from glassloop.server.runs.index import RunIndex
 from glassloop.server.runs.state import Event, Hub, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.streaming import unless_gone
-from glassloop.trace.messages import Message
-from glassloop.trace.passes import PassRecord
-from glassloop.trace.run import Run
-from glassloop.trace.token import TakenBack, Token
 
 T = TypeVar("T")
 LoadState = Literal["loaded", "loading", "unloaded"]  # a request to a model that is not loaded waits for it
@@ -68,7 +68,9 @@ def is_constrained(body: Body) -> bool:
 
 
 class Service:
-    def __init__(self, llm: Engine, settings: Settings, log: Log, storage: RunStorage | None = None) -> None:
+    def __init__(
+        self, llm: Engine, settings: ServerSettings, log: Log, storage: RunStorage | None = None
+    ) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine
         self.settings = settings
@@ -80,7 +82,7 @@ class Service:
         self.draining = False
         self.state: LoadState = "loaded"
         self.neighbours: tuple[str, ...] = ()  # the names of other models at the same address
-        self.followers = Places(MOST_FOLLOWERS)  # streams of events that are open
+        self.followers = SharedPlaces(MOST_FOLLOWERS)  # streams of events that are open
         self.searches: set[Running] = set()  # those that run
         self._deadlines: set[Deadline] = set()  # of calls that read from the model now
         self._hub: Hub | None = None

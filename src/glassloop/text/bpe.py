@@ -16,7 +16,7 @@ from glassloop.errors import TextError
 from glassloop.text.alphabet import to_alphabet
 from glassloop.text.merges import many_small_objects
 from glassloop.text.pipeline import Pipeline, first_line, raise_unless_from_library
-from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -59,7 +59,7 @@ class BPE:
         for token_id in vocabulary.literal_ids:
             text = vocabulary.text(token_id)
             if text and vocab.get(text) == token_id:  # else a later token has the same text
-                user_defined = vocabulary.kinds[token_id] == Kind.USER_DEFINED
+                user_defined = vocabulary.kinds[token_id] == TokenKind.USER_DEFINED
                 (self._user_defined if user_defined else self._special).append(text)
         self._patience = _PATIENCE * len(vocab)
 

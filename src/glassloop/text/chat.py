@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
-from glassloop.files import read_at_most
-from glassloop.shown import shown
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 # Appended to the message to be continued while the template runs; the text is cut there. Its trailing space
 # shows whether the template trims messages.
@@ -25,7 +25,7 @@ _HERE = "\u2403continue-here\u2403 "
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TemplateLimits:
     """What a chat template may use."""
 
     source: int = 100_000  # characters of the template; the largest in use have some 20,000
@@ -40,7 +40,7 @@ class ChatTemplate(NamedTuple):
     eos: str = ""
     name: str = "chat template"  # what errors call it
     variants: Mapping[str, str] = {}  # by name, such as "tool_use" and "rag"
-    limits: Limits = Limits()
+    limits: TemplateLimits = TemplateLimits()
 
     @classmethod
     def choose(cls, sources: Mapping[str, str], *, bos: str, eos: str, name: str) -> ChatTemplate | None:
@@ -52,7 +52,7 @@ class ChatTemplate(NamedTuple):
 
     @classmethod
     def from_file(cls, path: Path, *, bos: str = "", eos: str = "") -> ChatTemplate:
-        data = read_at_most(path, 4 * Limits().source, TextError)  # a character has up to four bytes
+        data = read_at_most(path, 4 * TemplateLimits().source, TextError)  # a character has up to four bytes
         try:
             return cls(data.decode(), bos, eos, path.name)
         except UnicodeDecodeError:

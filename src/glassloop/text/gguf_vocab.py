@@ -13,16 +13,16 @@ from math import isnan
 from pathlib import Path
 
 from glassloop.errors import TextError
-from glassloop.fields import Fields
-from glassloop.shown import shown
 from glassloop.text.alphabet import SPACE_MARK, byte_name, named_byte
 from glassloop.text.bpe import BPE, Pair
 from glassloop.text.chat import ChatTemplate
 from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
 from glassloop.text.pipeline import SpacePrefix, TokenizerParts
 from glassloop.text.pretokenizers import GGUF_RULES, WordRule
-from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
 from glassloop.text.word_pieces import word_pieces
+from glassloop.util.fields import Fields
+from glassloop.util.shown import shown
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -66,7 +66,7 @@ def read_gguf(metadata: Mapping[str, object], name: str) -> TokenizerParts:
         else:
             raise fields.error("model", f"is {shown(model)}; 'gpt2', 'gemma4', 'llama' and 'bert' are read")
 
-    ends += [i for i in vocabulary.literal_ids if kinds[i] == Kind.CONTROL and pieces[i] in _END_NAMES]
+    ends += [i for i in vocabulary.literal_ids if kinds[i] == TokenKind.CONTROL and pieces[i] in _END_NAMES]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
     # By default, BOS is added only if the file has one; a file that asks for BOS or EOS must name it.
     add_bos = fields.flag("add_bos_token", bos_by_default and bos is not None)
@@ -152,7 +152,7 @@ def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], p
     # The model's vocabulary writes a space as a space. So a "▁" in a text is not a space: it falls back to
     # its bytes, and decodes to what it was.
     texts = _replace_all(pieces, SPACE_MARK, " ")
-    kinds, mergeable = vocabulary.kinds, (Kind.NORMAL, Kind.UNUSED)
+    kinds, mergeable = vocabulary.kinds, (TokenKind.NORMAL, TokenKind.UNUSED)
     vocab = _vocab(pieces, texts, vocabulary)
 
     def merges(pieces: Collection[str] | None) -> list[Pair]:
@@ -176,9 +176,9 @@ def _vocab(pieces: list[str], texts: list[str], vocabulary: Vocabulary) -> dict[
     vocab = dict(zip(texts, range(len(texts)), strict=True))
     kinds = vocabulary.kinds
     for i in vocabulary.literal_ids:
-        vocab[texts[i] if kinds[i] == Kind.USER_DEFINED else pieces[i]] = i
+        vocab[texts[i] if kinds[i] == TokenKind.USER_DEFINED else pieces[i]] = i
     named_bytes = [
-        i for i in vocabulary.marked_ids if kinds[i] == Kind.BYTE and named_byte(pieces[i]) is not None
+        i for i in vocabulary.marked_ids if kinds[i] == TokenKind.BYTE and named_byte(pieces[i]) is not None
     ]
     for i in named_bytes:
         vocab[byte_name(named_byte(pieces[i]) or 0)] = i
@@ -215,15 +215,15 @@ def _word_rule(fields: _Fields) -> WordRule:
 
 def _kinds(fields: _Fields, count: int, named: list[int]) -> list[int]:
     if fields.get("token_type") is None:
-        kinds = [Kind.NORMAL] * count
+        kinds = [TokenKind.NORMAL] * count
         for token_id in named:
-            kinds[token_id] = Kind.CONTROL
+            kinds[token_id] = TokenKind.CONTROL
         return kinds
     kinds = fields.integers("token_type", count)
     if strange := set(kinds) - set(range(1, 7)):
         if strange != {0}:
             raise fields.error("token_type", f"has the value {min(strange - {0})}; 1 to 6 are expected")
-        kinds = [kind or Kind.NORMAL for kind in kinds]  # 0: undefined
+        kinds = [kind or TokenKind.NORMAL for kind in kinds]  # 0: undefined
     return kinds
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
-from glassloop.files import read_at_most
-from glassloop.shown import shown
 from glassloop.text.alphabet import SPACE_MARK, named_byte
 from glassloop.text.chat import ChatTemplate
 from glassloop.text.patterns import complaint
@@ -27,7 +25,9 @@ from glassloop.text.pipeline import (
     first_line,
     raise_unless_from_library,
 )
-from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -169,14 +169,14 @@ def _vocabulary(path: Path, backend: Backend, spelling: Spelling) -> Vocabulary:
     if largest > _LARGEST_ID:
         raise TextError(f"{path}: has the token id {largest}; at most {_LARGEST_ID} is expected")
     pieces: list[str | None] = [None] * (largest + 1)
-    kinds = bytearray([Kind.NORMAL]) * (largest + 1)
+    kinds = bytearray([TokenKind.NORMAL]) * (largest + 1)
     for piece, token_id in vocab.items():
         pieces[token_id] = piece
         if spelling is Spelling.SENTENCEPIECE and named_byte(piece) is not None:
-            kinds[token_id] = Kind.BYTE
+            kinds[token_id] = TokenKind.BYTE
     for token_id, token in added.items():
         pieces[token_id] = token.content
-        kinds[token_id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
+        kinds[token_id] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
     return Vocabulary(path.parent.resolve().name, pieces, kinds, spelling)
 
 

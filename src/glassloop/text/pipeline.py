@@ -11,8 +11,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from glassloop.shown import printable
 from glassloop.text.vocabulary import Vocabulary
+from glassloop.util.shown import printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

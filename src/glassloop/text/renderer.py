@@ -1,8 +1,8 @@
 """Renders chat templates in worker processes, so that a hostile template costs a bounded time and memory.
 
 A template comes with a model file and is a program. `template_worker.py` runs it under limits of the
-operating system; this side waits for the answer as long as `Limits` says, and then ends the worker. A worker
-serves one template and stays for the next rendering, so templates cannot affect each other.
+operating system; this side waits for the answer as long as `TemplateLimits` says, and then ends the worker. A
+worker serves one template and stays for the next rendering, so templates cannot affect each other.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
-from glassloop.child import Child, Patience
 from glassloop.errors import TextError
-from glassloop.text.chat import Limits
+from glassloop.text.chat import TemplateLimits
 from glassloop.text.template_worker import ENDED, TEXT
+from glassloop.util.child import Child, Patience
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 _KEPT_VARIABLES = ("TZ", "LD_LIBRARY_PATH")  # for `strftime_now`, and for Python itself to start
@@ -32,17 +32,17 @@ _MOST_WORKERS = 4
 _MOST_OF_ONE = 2  # renderings of one template at a time, so that a slow one leaves workers to others
 
 
-def render(source: str, values: Mapping[str, Any], limits: Limits) -> str:
+def render(source: str, values: Mapping[str, Any], limits: TemplateLimits) -> str:
     """Returns the text that a template makes of JSON-like values. Raises TextError with the reason alone."""
     return _pool.render(source, limits, _to_json(values, limits))
 
 
-def warm(source: str, limits: Limits) -> None:
+def warm(source: str, limits: TemplateLimits) -> None:
     """Starts the worker of a template, so that its first rendering is as quick as the others."""
     _pool.render(source, limits, None)
 
 
-def _to_json(values: Mapping[str, Any], limits: Limits) -> bytes:
+def _to_json(values: Mapping[str, Any], limits: TemplateLimits) -> bytes:
     parts = []
     for name, value in values.items():
         try:
@@ -68,7 +68,7 @@ def _plain(value: object) -> object:
 class _Worker:
     """A process that has compiled one template."""
 
-    def __init__(self, source: str, limits: Limits) -> None:
+    def __init__(self, source: str, limits: TemplateLimits) -> None:
         self.serves = (source, limits)
         self.ready = False  # to render
         self._seconds, self._most = limits.seconds, 4 * limits.text + 4096  # bytes of an answer
@@ -129,9 +129,9 @@ class _Pool:
         self._changed = Condition()
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []  # idle longest first
-        self._busy: Counter[tuple[str, Limits]] = Counter()  # renderings of each template
+        self._busy: Counter[tuple[str, TemplateLimits]] = Counter()  # renderings of each template
 
-    def render(self, source: str, limits: Limits, values: bytes | None) -> str:
+    def render(self, source: str, limits: TemplateLimits, values: bytes | None) -> str:
         """Renders on an idle worker of this template or a new one. Without values, only starts the worker."""
         if len(source) > limits.source:
             raise TextError(f"has {len(source)} characters; at most {limits.source} are expected")
@@ -144,7 +144,7 @@ class _Pool:
         finally:
             self._give_back(source, limits, worker)
 
-    def _take(self, source: str, limits: Limits) -> _Worker | None:
+    def _take(self, source: str, limits: TemplateLimits) -> _Worker | None:
         """Returns an idle worker of this template, or None if the caller is to start one."""
         serves, surplus = (source, limits), None
         with self._changed:
@@ -164,7 +164,7 @@ class _Pool:
             return None
         return worker
 
-    def _give_back(self, source: str, limits: Limits, worker: _Worker | None) -> None:
+    def _give_back(self, source: str, limits: TemplateLimits, worker: _Worker | None) -> None:
         if worker is not None and not worker.ready:
             self._end(worker)
         with self._changed:

@@ -1,8 +1,8 @@
 """Renders one chat template in a process of its own, with hard limits on memory, time and files.
 
-`renderer.py` starts this file as a script and talks to it by the messages of `child.py`: first the set-up,
-then the values of each rendering, both as JSON. An answer is a status of one byte, and text. It imports only
-Jinja and the standard library, so that it starts quickly.
+`renderer.py` starts this file as a script and talks to it by the messages of `util/child.py`: first the
+set-up, then the values of each rendering, both as JSON. An answer is a status of one byte, and text. It
+imports only Jinja and the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations

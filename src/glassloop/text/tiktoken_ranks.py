@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassloop.errors import TextError
-from glassloop.files import read_at_most
 from glassloop.text.alphabet import BYTE_CHARACTERS, to_alphabet
 from glassloop.text.bpe import BPE, Pair
 from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
 from glassloop.text.pipeline import TokenizerParts
 from glassloop.text.pretokenizers import CL100K, GPT2, O200K, WordRule
-from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
+from glassloop.util.files import read_at_most
 
 _MOST_RANKS = 4_000_000
 _MOST_BYTES = 256_000_000
@@ -69,9 +69,9 @@ def read_tiktoken(path: Path, name: str) -> TokenizerParts:
         for byte, character in enumerate(BYTE_CHARACTERS):
             if character not in vocab:
                 raise TextError(f"{path}: no token for the byte 0x{byte:02X}")
-        kinds = [Kind.NORMAL] * len(pieces)
+        kinds = [TokenKind.NORMAL] * len(pieces)
         for text, token_id in encoding.special.items():
-            pieces[token_id], kinds[token_id] = text, Kind.CONTROL
+            pieces[token_id], kinds[token_id] = text, TokenKind.CONTROL
             vocab[text] = token_id
         vocabulary = Vocabulary(name, pieces, kinds, Spelling.BYTE_LEVEL)
 

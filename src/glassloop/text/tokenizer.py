@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.errors import TextError
-from glassloop.shown import shown
 from glassloop.text.alphabet import BYTE_CHARACTERS, byte_name, read_shown_bytes, show_bytes, to_alphabet
 from glassloop.text.guard import Guard, Marks
 from glassloop.text.pipeline import (
@@ -26,7 +25,8 @@ from glassloop.text.pipeline import (
     first_line,
     raise_unless_from_library,
 )
-from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Kind, Spelling
+from glassloop.text.vocabulary import LITERAL_KINDS, SPECIAL_KINDS, Spelling, TokenKind
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -309,7 +309,7 @@ class Tokenizer:
         """Returns a token in readable form: its text, and `<0xNN>` for each byte that is not text."""
         token_id = self._checked(token_id)
         data = self._vocabulary.token_bytes(token_id)
-        if self._vocabulary.kinds[token_id] == Kind.BYTE and len(data) == 1:
+        if self._vocabulary.kinds[token_id] == TokenKind.BYTE and len(data) == 1:
             return byte_name(data[0])
         return show_bytes(data)
 

@@ -14,7 +14,7 @@ from glassloop.errors import TextError
 from glassloop.text.alphabet import SPACE_MARK, from_alphabet, named_byte
 
 
-class Kind:
+class TokenKind:
     """The kinds of tokens, with the numbers of GGUF's `tokenizer.ggml.token_type`. They are plain numbers,
     since a vocabulary has a quarter of a million of them, a byte each."""
 
@@ -31,9 +31,11 @@ class Spelling(Enum):
     SENTENCEPIECE = "sentencepiece"
 
 
-SPECIAL_KINDS = frozenset({Kind.CONTROL, Kind.UNKNOWN})
+SPECIAL_KINDS = frozenset({TokenKind.CONTROL, TokenKind.UNKNOWN})
 _NOT_NORMAL = re.compile(rb"[^\x01]")
-LITERAL_KINDS = SPECIAL_KINDS | {Kind.USER_DEFINED}  # spelled as plain text, never in the byte-level alphabet
+LITERAL_KINDS = SPECIAL_KINDS | {
+    TokenKind.USER_DEFINED
+}  # spelled as plain text, never in the byte-level alphabet
 
 
 class Vocabulary:
@@ -71,9 +73,9 @@ class Vocabulary:
         if kind in SPECIAL_KINDS:
             return _utf8(piece)
         if self._byte_level:
-            data = None if kind == Kind.USER_DEFINED else from_alphabet(piece)
+            data = None if kind == TokenKind.USER_DEFINED else from_alphabet(piece)
             return _utf8(piece) if data is None else data
-        if kind == Kind.BYTE:
+        if kind == TokenKind.BYTE:
             byte = named_byte(piece)
             return _utf8(piece) if byte is None else bytes([byte])
         return _utf8(piece.replace(SPACE_MARK, " "))

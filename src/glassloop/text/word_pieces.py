@@ -16,7 +16,7 @@ from glassloop.text.pipeline import (
     first_line,
     raise_unless_from_library,
 )
-from glassloop.text.vocabulary import Kind, Spelling, Vocabulary
+from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
 
 _LONGEST_WORD = 100  # characters of a word that is spelled; a longer one is unknown
 
@@ -40,7 +40,7 @@ def word_pieces(
     vocabulary = Vocabulary(name, pieces, kinds, Spelling.SENTENCEPIECE)
     vocab: dict[str, int] = {}
     for token_id, piece in enumerate(pieces):
-        special = kinds[token_id] in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)
+        special = kinds[token_id] in (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
         vocab[piece if special else _spelled(piece)] = token_id
     unknown_text = pieces[unknown]
     vocab[unknown_text] = unknown

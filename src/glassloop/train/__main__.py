@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from glassloop.errors import GlassloopError
-from glassloop.plain_text import visible
 from glassloop.train.commands import main
+from glassloop.util.plain_text import visible
 
 try:
     main(sys.argv[1:], "python -m glassloop.train")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import GlassloopError
-from glassloop.files import sha256_of
 from glassloop.model.adapter import MARK, UP_SCALE, VERSION
-from glassloop.model.safetensors import Entry
+from glassloop.model.safetensors import TensorEntry
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.write_safetensors import write_entries
+from glassloop.util.files import sha256_of
 
 _MOST_CODE = np.float32(127)
 
@@ -37,7 +37,7 @@ def write_adapter_file(
     ranks = {down.shape[0] for down, _ in matrices.values()} | {up.shape[1] for _, up in matrices.values()}
     if len(ranks) != 1:
         raise GlassloopError.about("matrices", f"have ranks {sorted(ranks)}; a single rank is expected")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for stem, (down, up) in matrices.items():
         # The largest code of each column of `up` is 127, so what it is scaled by moves into `down`.
         tops = _tops(up, 0)
@@ -47,12 +47,12 @@ def write_adapter_file(
         if not np.isfinite(factors).all():
             raise GlassloopError(f"{path}: {stem} is too large for 8 bits with a float16 scale")
         rows = _codes(moved, factors.astype(np.float32)[:, None] * _MOST_CODE)
-        entries[f"{stem}.down"] = Entry("I8", rows.shape, rows.reshape(-1).view(np.uint8))
-        entries[f"{stem}.scale"] = Entry("F16", factors.shape, factors.astype("<f2").view(np.uint8))
-        entries[f"{stem}.up"] = Entry("I8", codes.shape, codes.reshape(-1).view(np.uint8))
+        entries[f"{stem}.down"] = TensorEntry("I8", rows.shape, rows.reshape(-1).view(np.uint8))
+        entries[f"{stem}.scale"] = TensorEntry("F16", factors.shape, factors.astype("<f2").view(np.uint8))
+        entries[f"{stem}.up"] = TensorEntry("I8", codes.shape, codes.reshape(-1).view(np.uint8))
     if embedding is not None:
         added = Tensor.of("embedding", embedding)
-        entries["embedding"] = Entry("F32", added.shape, added.data)
+        entries["embedding"] = TensorEntry("F32", added.shape, added.data)
     described = {"name": name, "rank": ranks.pop(), "scale": scale, "mask_token": mask_token}
     adapter = json.dumps({**(metadata or {}), **described})
     write_entries(path, entries, {"format": MARK, "version": VERSION, "adapter": adapter})

@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """The arrays of a batch, [sequences, length]."""
 
     tokens: NDArray[np.int64]
@@ -43,11 +43,11 @@ class Rows:
         """The number of tokens that the loss counts."""
         return int(np.count_nonzero(self.targets != IGNORED))
 
-    def part(self, start: int, stop: int, length: int | None = None) -> Rows:
+    def part(self, start: int, stop: int, length: int | None = None) -> TrainingRows:
         """Returns some of the sequences, with the first `length` tokens of each."""
         cut = slice(start, stop), slice(length)
         documents = None if self.documents is None else self.documents[cut]
-        return Rows(self.tokens[cut], self.targets[cut], self.positions[cut], documents)
+        return TrainingRows(self.tokens[cut], self.targets[cut], self.positions[cut], documents)
 
 
 class Epoch:
@@ -144,7 +144,7 @@ class Batches:
             self._epoch = (number, self._make(number))
         return self._epoch[1]
 
-    def take(self, cursor: Cursor, count: int) -> tuple[Rows, Cursor]:
+    def take(self, cursor: Cursor, count: int) -> tuple[TrainingRows, Cursor]:
         """Returns the next `count` sequences and where the data goes on."""
         taken: list[tuple[NDArray[np.int64], ...]] = []
         epoch, place = cursor
@@ -158,15 +158,15 @@ class Batches:
         return stack(taken, self._borders), Cursor(epoch, place)
 
 
-def stack(sequences: Sequence[tuple[NDArray[np.int64], ...]], borders: bool = True) -> Rows:
+def stack(sequences: Sequence[tuple[NDArray[np.int64], ...]], borders: bool = True) -> TrainingRows:
     """Returns sequences as a batch. Without borders, documents of a sequence see each other, and positions
     count from the start of the sequence."""
     tokens, targets, positions, documents = (np.stack(parts) for parts in zip(*sequences, strict=True))
     if not borders:
         positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).copy()
-        return Rows(tokens, targets, positions, None)
+        return TrainingRows(tokens, targets, positions, None)
     single = bool((documents == documents[:, :1]).all())
-    return Rows(tokens, targets, positions, None if single else documents)
+    return TrainingRows(tokens, targets, positions, None if single else documents)
 
 
 def document_cuts(documents: NDArray[np.int64]) -> NDArray[np.int32]:

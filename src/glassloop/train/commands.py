@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glassloop.shown import shown
-from glassloop.train.config import Interrupted, TrainConfig, TrainError, make_config, options
+from glassloop.train.config import TrainConfig, TrainError, TrainingInterrupted, make_config, options
 from glassloop.train.drafter_command import add_drafter, run_drafter
 from glassloop.train.exposure_command import add_exposure, run_exposure
 from glassloop.train.flags import add_flag, add_output, config_file, given_settings
@@ -23,6 +22,7 @@ from glassloop.train.holes_command import add_holes, run_holes
 from glassloop.train.presets import FITTED, PRESETS, fitted
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.sweep_command import add_sweep, run_sweep
+from glassloop.util.shown import shown
 
 # Commands that are `run` with a preset of their own.
 _KINDS: dict[str, tuple[str | None, str]] = {
@@ -221,8 +221,8 @@ def _run_or_resume(given: argparse.Namespace) -> None:
             result = resume(folder, quiet=given.quiet, on_weights=copy)
         else:
             result = train(_kind_config(given), folder, quiet=given.quiet, on_weights=copy)
-    except Interrupted as stopped:
-        raise Interrupted(stopped.step, "the same command goes on") from None
+    except TrainingInterrupted as stopped:
+        raise TrainingInterrupted(stopped.step, "the same command goes on") from None
     if given.command == "lora" and not given.quiet:
         print(f'try it: glassloop generate "…" --adapter {shlex.quote(given.out)}', file=sys.stderr)
     _print_result(replace(result, folder=folder), given.json)

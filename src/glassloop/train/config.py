@@ -16,8 +16,8 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from glassloop.errors import GlassloopError
-from glassloop.files import read_at_most
-from glassloop.shown import shown
+from glassloop.util.files import read_at_most
+from glassloop.util.shown import shown
 
 _MOST_CONFIG = 1_000_000
 _WHOLE = 1 << 40
@@ -35,7 +35,7 @@ class TrainError(GlassloopError):
     """A training run that cannot start, or that had to stop."""
 
 
-class Interrupted(TrainError):
+class TrainingInterrupted(TrainError):
     """A run that was stopped by Ctrl-C, with a checkpoint after its last step."""
 
     def __init__(self, step: int, how: str) -> None:

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from glassloop.files import sha256_of
 from glassloop.model.config import ModelConfig
 from glassloop.model.drafter import ARCHITECTURE, Drafter, DrafterConfig, model_key
 from glassloop.ops.quant import FORMATS, Float32
@@ -32,9 +31,10 @@ from glassloop.train.cross_entropy import soft_cross_entropy
 from glassloop.train.gguf_file import write_tensors
 from glassloop.train.machine import send
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed, TrainMatrix, TrainOps
+from glassloop.train.ops import SequenceBatch, TrainMatrix, TrainOps
 from glassloop.train.order import BLOCKS, DOCUMENTS, order
 from glassloop.train.tokens import TokenFiles
+from glassloop.util.files import sha256_of
 
 _FORMAT = FORMATS["Q4_1"]
 _STEP_WEIGHTS = 0.8  # of a step's loss, relative to the step before it
@@ -106,7 +106,9 @@ class Target(Network):
         super().__init__(config, weights, device=device, bf16=bf16)
         self.freeze()
 
-    def features(self, batch: Packed, layers: Sequence[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def features(
+        self, batch: SequenceBatch, layers: Sequence[int]
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Returns the residual stream after these numbers of layers, and what the language head reads,
         without gradients."""
         found: dict[int, torch.Tensor] = {}
@@ -127,7 +129,7 @@ class Target(Network):
 class Documents:
     """A batch of documents, padded to one length."""
 
-    packed: Packed
+    packed: SequenceBatch
     tokens: torch.Tensor  # [documents, length]
     places: torch.Tensor  # [rows] where each token is in the text; -1 for padding
     # [documents, length] whether the token is part of an answer. On the host: rows are counted and chosen
@@ -465,7 +467,7 @@ def pad(
         places[row, : len(ids)] = np.arange(start, start + len(ids))
     held = send(tokens, device)
     positions = torch.arange(length, device=device).repeat(len(read))
-    packed = Packed(held.reshape(-1), positions, len(read), length)
+    packed = SequenceBatch(held.reshape(-1), positions, len(read), length)
     return Documents(packed, held, send(places.reshape(-1), device), learned)
 
 

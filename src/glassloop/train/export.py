@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from glassloop.errors import GlassloopError
-from glassloop.files import read_at_most, sha256_of, write_text
 from glassloop.model.config import ModelConfig
 from glassloop.model.safetensors import SINGLE
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.hf_layout import hf_config, hf_tensors
 from glassloop.train.write_safetensors import write_safetensors
+from glassloop.util.files import read_at_most, sha256_of, write_text
 
 TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKENIZER_FILES = (

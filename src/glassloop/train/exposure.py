@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from glassloop.plain_text import PlainTable
 from glassloop.train.chart import COLOURS, Chart
 from glassloop.train.config import TrainError
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 from glassloop.train.sample import after_end, sample_batch
-from glassloop.train.scaling import Interval, interval
+from glassloop.train.scaling import Estimate, interval
+from glassloop.util.plain_text import PlainTable
 
 _AT_ONCE = 1 << 26  # logits that are compared at once
 _RESAMPLES = 1000
@@ -41,12 +41,12 @@ class Exposure:
         """Returns the means by position, on the teacher's texts and on the student's."""
         return [float(v) for v in _means(self.on_teacher)], [float(v) for v in _means(self.on_student)]
 
-    def mean(self, on: str) -> Interval:
+    def mean(self, on: str) -> Estimate:
         """Returns the mean over all positions, on "teacher" or "student" texts."""
         values = self.on_teacher if on == "teacher" else self.on_student
         return interval(float(np.nanmean(values)), _resampled_means(values))
 
-    def excess(self) -> Interval:
+    def excess(self) -> Estimate:
         """Returns how much larger the divergence is on the student's own texts, as a share: 0 is no bias."""
         ratios = (
             _resampled_means(self.on_student, 1) / np.maximum(1e-12, _resampled_means(self.on_teacher)) - 1
@@ -110,7 +110,7 @@ def _divergences(
             rows = seen[at : at + some]
             places = torch.arange(length, device=rows.device).repeat(len(rows))
             wanted = torch.arange(len(rows) * length, device=rows.device).reshape(len(rows), length)
-            batch = Packed(
+            batch = SequenceBatch(
                 rows.reshape(-1), places, len(rows), length, wanted=wanted[:, prompt - 1 :].reshape(-1)
             )
             theirs, own = (

@@ -41,10 +41,10 @@ def add_exposure(commands: Any) -> None:
 def run_exposure(given: argparse.Namespace) -> None:
     """Measures all students and prints the figures."""
     need_torch()
-    from glassloop.files import write_text
     from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
     from glassloop.train.machine import choose_device
     from glassloop.train.prompts import data_prompts
+    from glassloop.util.files import write_text
 
     check_numbers(given, "texts", "prompt_tokens", "tokens", most=1 << 16)
     device = choose_device(TrainConfig(device=given.device))

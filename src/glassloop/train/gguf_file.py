@@ -13,7 +13,7 @@ import numpy as np
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
 from glassloop.model.config_gguf import config_from_gguf
-from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, Part
+from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, WeightPart
 from glassloop.model.gguf import MAGIC
 from glassloop.model.loader import ModelFiles
 from glassloop.model.rope import LinearScaling, ListedScaling, Llama3Scaling, Rope, YarnScaling
@@ -100,7 +100,7 @@ class _Weight(NamedTuple):
 def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
     """Returns GGUF's names of tensors, with the weights that make each, fused where the family has them
     so."""
-    fused = any(isinstance(entry, Part) for entry in family_of(config).layer.values())
+    fused = any(isinstance(entry, WeightPart) for entry in family_of(config).layer.values())
     layer = GGUF_FUSED_LAYER if fused else GGUF_LAYER
     found: dict[str, list[_Weight]] = {}
     for name in config.shapes():  # q, k, v in this order, which is the order of the parts
@@ -109,7 +109,7 @@ def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
         if stem.startswith("layers."):
             _, index, kind = stem.split(".")
             entry = layer[kind]
-            theirs = (entry.name if isinstance(entry, Part) else entry).format(i=index)
+            theirs = (entry.name if isinstance(entry, WeightPart) else entry).format(i=index)
         else:
             theirs = GGUF_TOP[stem]
         found.setdefault(f"{theirs}.{suffix}", []).append(_Weight(name, pairs and kind in ("q", "k")))

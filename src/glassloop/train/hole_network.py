@@ -11,13 +11,13 @@ import torch
 
 from glassloop.model.adapter import Adapter
 from glassloop.model.config import ModelConfig
-from glassloop.model.transformer import Step, Sublayer, Transformer
+from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
 from glassloop.train.lora import target_names
 from glassloop.train.masked_ops import MaskedBatch, MaskedOps, Two
-from glassloop.train.ops import Adapter as LowRank
+from glassloop.train.ops import TrainedLowRank
 
 _VECTOR = "embedding"
 Layers = Sequence[Any]  # sublayers, plain or compiled
@@ -127,7 +127,7 @@ class HoleNetwork:
         parts = self._parts(self.flat.to(self.ops.dtype))
         for stem in self.stems:
             pair = parts[f"{stem}.down"], parts[f"{stem}.up"]
-            self.ops.matrices[f"{stem}.weight"].adapter = LowRank(*pair, self.scale, dropout=0.0)
+            self.ops.matrices[f"{stem}.weight"].adapter = TrainedLowRank(*pair, self.scale, dropout=0.0)
         # The vector is added to the scaled embedding; the op set adds it before the scale.
         self.ops.mask_vector = parts[_VECTOR] / self.config.embedding_scale
         return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # this op set's batch
@@ -146,17 +146,17 @@ class _Compiled:
     def __init__(self, sublayer: Sublayer) -> None:
         self._sublayer = sublayer
 
-    def forward(self, x: Two, step: Step) -> Two:
+    def forward(self, x: Two, step: ForwardStep) -> Two:
         found: Two = _compiled_forward()(self._sublayer, x, step)
         return found
 
 
-def _forward(sublayer: Sublayer, x: Two, step: Step) -> Two:
+def _forward(sublayer: Sublayer, x: Two, step: ForwardStep) -> Two:
     found: Two = sublayer.forward(x, step)
     return found
 
 
 @cache
-def _compiled_forward() -> Callable[[Sublayer, Two, Step], Two]:
-    found: Callable[[Sublayer, Two, Step], Two] = torch.compile(_forward, dynamic=False)
+def _compiled_forward() -> Callable[[Sublayer, Two, ForwardStep], Two]:
+    found: Callable[[Sublayer, Two, ForwardStep], Two] = torch.compile(_forward, dynamic=False)
     return found

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from glassloop.files import write_text
 from glassloop.model.fingerprint import fingerprint
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
@@ -32,10 +31,11 @@ from glassloop.train.machine import environment, set_up, settled
 from glassloop.train.masking import Layout, blocks, holes
 from glassloop.train.moments import set_arrays, to_arrays
 from glassloop.train.prepare import prepare_tokens
-from glassloop.train.progress import Progress
+from glassloop.train.progress import TrainingProgress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.schedule import learning_rate
 from glassloop.train.tokens import TokenFiles, is_token_folder
+from glassloop.util.files import write_text
 
 FILE = "holes.safetensors"
 _WIDTHS = (4, 8, 16, 32)  # of a block
@@ -204,7 +204,7 @@ class _Run:
     def _check_compiled(self) -> None:
         """Compares the gradients of compiled layers with those of plain ones. If they differ by more than
         rounding, or cannot be compiled, the run goes on without."""
-        say = Progress(1, 0, self.quiet).say
+        say = TrainingProgress(1, 0, self.quiet).say
         network = self.network
         found = []
         try:
@@ -229,7 +229,7 @@ class _Run:
     def finish(self) -> TrainedHoles:
         """Trains to the end and writes the adapter."""
         curves = Curves(self.place.curves, self.state.step)
-        with Progress(self.config.run.steps, self.state.step, self.quiet) as progress:
+        with TrainingProgress(self.config.run.steps, self.state.step, self.quiet) as progress:
             self._train(curves, progress)
         self._save()
         picture = svg(curves.points)
@@ -238,7 +238,7 @@ class _Run:
         curves.close()
         return self._write(curves)
 
-    def _train(self, curves: Curves, progress: Progress) -> None:
+    def _train(self, curves: Curves, progress: TrainingProgress) -> None:
         """Makes the steps that are left, as far as the time allows."""
         run, device = self.config.run, self.config.run.device
         began, before, waiting = time.monotonic(), self.state.seconds, []
@@ -276,7 +276,7 @@ class _Run:
         self.state = replace(self.state, seconds=before + time.monotonic() - began)
 
     def _note(
-        self, curves: Curves, progress: Progress, step: int, numbers: Any, rate: float, layout: Layout
+        self, curves: Curves, progress: TrainingProgress, step: int, numbers: Any, rate: float, layout: Layout
     ) -> None:
         loss, norm = numbers.tolist()
         self.place.check_finite(step, loss, norm)
@@ -344,7 +344,7 @@ class _Run:
     def _resume(self) -> None:
         found, problems = checkpoints.newest_checkpoint(self.place.checkpoints, self.identity)
         for problem in problems:
-            Progress(1, 0).say(f"{problem}; an older one is used")
+            TrainingProgress(1, 0).say(f"{problem}; an older one is used")
         if found is not None:
             self.state, arrays = found
             parameters, where = {"flat": self.network.flat}, self.place.checkpoints

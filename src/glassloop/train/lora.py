@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from glassloop.files import sha256_of, write_text
 from glassloop.model.adapter import CONFIG, PREFIX, WEIGHTS, read_adapter
 from glassloop.model.config import ModelConfig
 from glassloop.model.weights import hf_name
@@ -20,6 +19,7 @@ from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.write_safetensors import write_safetensors
+from glassloop.util.files import sha256_of, write_text
 
 if TYPE_CHECKING:
     from glassloop.train.network import Network
@@ -50,7 +50,7 @@ def add_adapters(network: Network, config: TrainConfig) -> None:
     begins with uniform random numbers and `up` with zeros, so that the model begins unchanged."""
     import torch
 
-    from glassloop.train.ops import Adapter
+    from glassloop.train.ops import TrainedLowRank
 
     random = np.random.default_rng(config.seed)
     network.freeze()
@@ -60,7 +60,7 @@ def add_adapters(network: Network, config: TrainConfig) -> None:
         first = random.uniform(-(into**-0.5), into**-0.5, (config.lora_rank, into)).astype(np.float32)
         down = torch.from_numpy(first).to(network.device).requires_grad_()
         up = torch.zeros(out, config.lora_rank, device=network.device, requires_grad=True)
-        matrix.adapter = Adapter(down, up, config.lora_alpha / config.lora_rank, config.lora_dropout)
+        matrix.adapter = TrainedLowRank(down, up, config.lora_alpha / config.lora_rank, config.lora_dropout)
         network.parameters |= {f"{name}.lora_A": down, f"{name}.lora_B": up}
 
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from glassloop.model.config import ModelConfig
-from glassloop.model.transformer import Step, Sublayer, Transformer
+from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
-from glassloop.train.ops import Packed, TrainOps
+from glassloop.train.ops import SequenceBatch, TrainOps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ class Network:
 
     @property
     def takes_cuts(self) -> bool:
-        """Whether `Packed.cuts` is used: the flash kernel of a GPU computes each document on its own."""
+        """Whether `SequenceBatch.cuts` is used: the flash kernel of a GPU computes each document alone."""
         fits = all(
             layer.mixer.softcap is None and layer.mixer.head_dim % 8 == 0 and layer.mixer.head_dim <= 256
             for layer in self.config.layers
@@ -92,12 +92,12 @@ class Network:
         finally:
             self.ops.training = False
 
-    def logits(self, batch: Packed) -> torch.Tensor:
+    def logits(self, batch: SequenceBatch) -> torch.Tensor:
         """Returns the logits of the wanted rows: [wanted, vocabulary]."""
         with self.precision():
             return self.transformer.logits(self._hidden(batch))
 
-    def loss(self, batch: Packed, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, batch: SequenceBatch, targets: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the cross-entropies of the wanted rows. `targets` has the token that comes after
         each of them."""
         with self.precision():
@@ -122,7 +122,7 @@ class Network:
             )
 
     def distillation(
-        self, batch: Packed, targets: torch.Tensor, teacher: Network, share: float
+        self, batch: SequenceBatch, targets: torch.Tensor, teacher: Network, share: float
     ) -> torch.Tensor:
         """Returns the sum of KL(teacher ‖ model) over the rows that have a target, times `share`, and of the
         cross-entropies of the targets, times the rest."""
@@ -153,7 +153,7 @@ class Network:
         total = (divergence * counted).sum() * share
         return total + F.nll_loss(own, targets, reduction="sum") * (1 - share) if share < 1 else total
 
-    def _hidden(self, batch: Packed) -> torch.Tensor:
+    def _hidden(self, batch: SequenceBatch) -> torch.Tensor:
         batch.make_masks({layer.mixer.window for layer in self.config.layers})
         return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # Packed is this op set's batch
 
@@ -178,7 +178,7 @@ class _Compiled:
     def __init__(self, sublayers: Sequence[Sublayer]) -> None:
         self._sublayers = tuple(sublayers)
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: ForwardStep) -> torch.Tensor:
         run = _compiled_forward() if step.ops.training else _forward  # type: ignore[attr-defined]
         return run(self._sublayers, x, step) if self._sublayers else x
 
@@ -202,15 +202,15 @@ def _group_size(layers: int) -> int:
     return size if 2 * size > min(layers, _MOST_LAYERS) else _MOST_LAYERS
 
 
-def _forward(sublayers: Sequence[Sublayer], x: torch.Tensor, step: Step) -> torch.Tensor:
+def _forward(sublayers: Sequence[Sublayer], x: torch.Tensor, step: ForwardStep) -> torch.Tensor:
     for sublayer in sublayers:
         x = sublayer.forward(x, step)
     return x
 
 
 @cache
-def _compiled_forward() -> Callable[[Sequence[Sublayer], torch.Tensor, Step], torch.Tensor]:
-    found: Callable[[Sequence[Sublayer], torch.Tensor, Step], torch.Tensor] = torch.compile(
+def _compiled_forward() -> Callable[[Sequence[Sublayer], torch.Tensor, ForwardStep], torch.Tensor]:
+    found: Callable[[Sequence[Sublayer], torch.Tensor, ForwardStep], torch.Tensor] = torch.compile(
         _forward, dynamic=False
     )
     return found

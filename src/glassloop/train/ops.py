@@ -1,6 +1,6 @@
 """The op set for training: plain differentiable torch functions, on the CPU or a GPU.
 
-It computes whole sequences at once and keeps keys and values only for samples. A batch is a `Packed`:
+It computes whole sequences at once and keeps keys and values only for samples. A batch is a `SequenceBatch`:
 sequences of one length, each made of one or several documents, which do not see each other.
 """
 
@@ -25,7 +25,7 @@ from glassloop.ops.tensor import Tensor
 
 
 @dataclass
-class Packed:
+class SequenceBatch:
     """The rows of one forward pass for training: `sequences` sequences of `length` tokens each."""
 
     tokens: torch.Tensor  # [rows], rows = sequences * length
@@ -70,7 +70,7 @@ class Packed:
         return (seen[None] & same)[:, None]
 
 
-class Adapter:
+class TrainedLowRank:
     """A low-rank addition to a matrix: x @ (weight + scaling * up @ down).T (LoRA)."""
 
     def __init__(self, down: torch.Tensor, up: torch.Tensor, scaling: float, dropout: float) -> None:
@@ -85,7 +85,7 @@ class TrainMatrix:
     """A matrix that is trained or, with an adapter, stays as it is."""
 
     weight: torch.Tensor  # [out, in]
-    adapter: Adapter | None = None
+    adapter: TrainedLowRank | None = None
 
 
 class TrainOps:
@@ -221,7 +221,7 @@ class TrainOps:
     ) -> torch.Tensor:
         """Lets each token attend to those before it in its document: [rows, heads * head dim]. No pages are
         written."""
-        packed: Packed = batch
+        packed: SequenceBatch = batch
         rows, heads, head_dim = q.shape
         dropout = self.dropout if self.training else 0.0
         if packed.cuts is not None:
@@ -282,7 +282,7 @@ def _flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    packed: Packed,
+    packed: SequenceBatch,
     dropout: float,
     scale: float,
     window: int | None,

@@ -10,7 +10,7 @@ import torch
 
 from glassloop.train.batches import Range
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 from glassloop.train.tokens import TokenFiles
 
 _MOST_DOCUMENTS = 16
@@ -47,7 +47,7 @@ def end_probability(
         seen = torch.from_numpy(tokens[:-1]).to(network.device)
         places = torch.arange(len(seen), device=network.device)
         with torch.no_grad():
-            logits = network.logits(Packed(seen, places, 1, len(seen)))
+            logits = network.logits(SequenceBatch(seen, places, 1, len(seen)))
             found = torch.softmax(logits.float(), -1)[:, list(ends)].sum(-1).tolist()
         at_ends.append(found[-1])
         elsewhere += found[:-1]

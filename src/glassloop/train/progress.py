@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 
-from glassloop.plain_text import visible
+from glassloop.util.plain_text import visible
 
 _SECONDS = 10.0  # between lines that are not on a terminal
 _SILENT = 1.0  # seconds without output after which a terminal shows what is being done
 _FIRST = 2.0  # the same elsewhere, for the first time in an activity
 
 
-class Progress:
+class TrainingProgress:
     """The bar of one run. `done` of its `steps` were made before. Inside `with`, no activity is silent."""
 
     def __init__(self, steps: int, done: int, quiet: bool = False) -> None:
@@ -33,7 +33,7 @@ class Progress:
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TrainingProgress:
         if not self.quiet and self._ticker is None:
             self._ended.clear()
             self._ticker = threading.Thread(target=self._tick, daemon=True)

@@ -19,8 +19,8 @@ from glassloop.model.registry import fetch
 from glassloop.ops.memory import format_bytes
 from glassloop.ops.quant import F32, FORMATS, Bytes, Float32, Format, dequantize
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import shown
 from glassloop.train.gguf_file import gguf_parts, write_tensors
+from glassloop.util.shown import shown
 
 # Each name that --weights takes, with the format of matrices, and that of the embedding and the head, which
 # need more bits.

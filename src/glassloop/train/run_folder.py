@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from glassloop.files import write_text
 from glassloop.train.config import TrainConfig, TrainError, config_text, make_config, read_config
+from glassloop.util.files import write_text
 
 
 class RunFolder:

@@ -11,7 +11,7 @@ import torch
 from glassloop.decode.luck import luck
 from glassloop.ops.kv_cache import Place
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 
 
 def sample_batch(
@@ -28,7 +28,9 @@ def sample_batch(
             length = ids.shape[1]
             places = torch.arange(length, device=network.device).repeat(sequences)
             last = torch.arange(1, sequences + 1, device=network.device) * length - 1
-            logits = network.logits(Packed(ids.reshape(-1), places, sequences, length, wanted=last)).float()
+            logits = network.logits(
+                SequenceBatch(ids.reshape(-1), places, sequences, length, wanted=last)
+            ).float()
             chances = torch.empty_like(logits).exponential_(generator=generator)
             drawn = (logits / temperature - chances.log()).argmax(-1)
             ids = torch.cat([ids, drawn[:, None]], dim=1)
@@ -56,7 +58,7 @@ def sample_tokens(
     model sees as many of the last tokens as fit into its context."""
     ids = list(prompt)
     every = np.arange(network.config.vocab_size)
-    kept = Kept(network)
+    kept = GrowingText(network)
     with torch.no_grad():
         for position in range(len(prompt), len(prompt) + count):
             if stopped():
@@ -70,7 +72,7 @@ def sample_tokens(
     return ids[len(prompt) :]
 
 
-class Kept:
+class GrowingText:
     """The keys and values of a text that grows, so that each token is computed once."""
 
     def __init__(self, network: Network) -> None:
@@ -89,4 +91,4 @@ class Kept:
         places = torch.arange(first, first + len(new), device=self._network.device)
         past = self._past if len(ids) <= context else None
         self._count = len(ids)
-        return self._network.logits(Packed(tokens, places, 1, len(new), wanted=last, past=past))[0]
+        return self._network.logits(SequenceBatch(tokens, places, 1, len(new), wanted=last, past=past))[0]

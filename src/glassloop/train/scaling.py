@@ -23,7 +23,7 @@ _PARTS = ([0, 1, 2], [1, 2], [0, 1], [0, 2], [0])  # of floor, a and b; the last
 _LEAST_POINTS = 6
 
 
-class Measured(NamedTuple):
+class TrainedSize(NamedTuple):
     """One run: the weights of its layers, the tokens it was trained on, and its validation loss."""
 
     weights: float
@@ -46,7 +46,7 @@ class Law:
         return float(self.floor + self.a * weights**-self.alpha + self.b * tokens**-self.beta)
 
 
-class Interval(NamedTuple):
+class Estimate(NamedTuple):
     """A value and the bounds of its 95 % interval."""
 
     value: float
@@ -62,14 +62,14 @@ class Fit:
     resampled: tuple[Law, ...]
     residuals: tuple[float, ...]  # (measured - expected) / expected, by run
 
-    def intervals(self) -> dict[str, Interval]:
+    def intervals(self) -> dict[str, Estimate]:
         """Returns each parameter of the law with its interval."""
         return {
             name: interval(value, [getattr(law, name) for law in self.resampled])
             for name, value in vars(self.law).items()
         }
 
-    def predict(self, weights: float, tokens: float, seed: int = 0) -> Interval:
+    def predict(self, weights: float, tokens: float, seed: int = 0) -> Estimate:
         """Returns the expected loss of a run that is not in the fit. Its interval covers what the fit leaves
         open and how far single runs are from the law."""
         noise = np.random.default_rng(seed).choice(_spread(self.residuals), len(self.resampled))
@@ -79,7 +79,7 @@ class Fit:
         return interval(self.law.loss(weights, tokens), found)
 
 
-def fit(runs: Sequence[Measured], resamples: int = 300, seed: int = 0) -> Fit:
+def fit(runs: Sequence[TrainedSize], resamples: int = 300, seed: int = 0) -> Fit:
     """Fits the law to runs, by least squares of relative errors. The intervals come from a bootstrap of the
     residuals: each resample adds residuals drawn with replacement to the losses of the law."""
     sizes, budgets = ({run[column] for run in runs} for column in (0, 1))
@@ -156,7 +156,7 @@ def _spread(residuals: Sequence[float] | Floats) -> Floats:
     return centred * float((len(values) / max(1, len(values) - 5)) ** 0.5)
 
 
-def interval(value: float, others: Sequence[float] | Floats) -> Interval:
+def interval(value: float, others: Sequence[float] | Floats) -> Estimate:
     """Returns a value with the interval of its resamples, which contains it."""
     low, high = np.quantile(others, [0.025, 0.975])
-    return Interval(value, float(min(low, value)), float(max(high, value)))
+    return Estimate(value, float(min(low, value)), float(max(high, value)))

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from glassloop.files import read_at_most
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, Span, pages_for
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.config import TrainError
 from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
+from glassloop.util.files import read_at_most
 
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 0.7, 1.0)  # one of them for each answer
 QUESTION_TEMPERATURES = (0.7, 0.85, 1.0)
@@ -33,7 +33,7 @@ _CHECKED_EVERY = 64  # tokens
 _MOST_SEEDS = 64_000_000  # bytes of a file of seeds
 
 
-class Conversation(NamedTuple):
+class WrittenConversation(NamedTuple):
     """A finished conversation."""
 
     tokens: list[int]
@@ -125,12 +125,12 @@ class TextWriter:
         self._generator: torch.Generator | None = None
         self._seed = seed
 
-    def write(self) -> Iterator[Conversation]:
+    def write(self) -> Iterator[WrittenConversation]:
         """Yields conversations as they are finished, without an end."""
         while True:
             yield from self.step()
 
-    def step(self) -> list[Conversation]:
+    def step(self) -> list[WrittenConversation]:
         """Computes one token of every conversation; returns those that it finished."""
         slots = self._slots
         rows = range(len(slots))
@@ -161,7 +161,7 @@ class TextWriter:
             factors = torch.tensor(temperatures, device=logits.device)[:, None]
             return (logits - noise * factors).argmax(dim=-1)
 
-    def _append(self, slot: _Slot, token: int) -> Conversation | None:
+    def _append(self, slot: _Slot, token: int) -> WrittenConversation | None:
         """Adds a drawn token to a conversation; returns the conversation if that ended it."""
         slot.tokens.append(token)
         ended = token in self._ends
@@ -172,7 +172,7 @@ class TextWriter:
             end = slot.answer + first_repetition(slot.tokens[slot.answer :])
             if not ended and end == len(slot.tokens) < self._length:
                 return None
-            made = Conversation(slot.tokens[:end], slot.answer)
+            made = WrittenConversation(slot.tokens[:end], slot.answer)
             self._begin(slot)
             return made
         written = len(slot.tokens) - slot.question

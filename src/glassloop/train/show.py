@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from glassloop.plain_text import PlainTable, visible
 from glassloop.train.curves import read_points
 from glassloop.train.run_folder import RunFolder
+from glassloop.util.plain_text import PlainTable, visible
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

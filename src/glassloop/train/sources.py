@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from glassloop.errors import TextError
-from glassloop.shown import shown
 from glassloop.text.chat import check_messages
 from glassloop.train.tokens import DataError
+from glassloop.util.shown import shown
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")
 LINES_SUFFIXES = (".jsonl", ".ndjson")

@@ -17,17 +17,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glassloop.files import write_text
-from glassloop.plain_text import PlainTable
-from glassloop.train.config import Interrupted, TrainConfig, TrainError, config_text
+from glassloop.train.config import TrainConfig, TrainError, TrainingInterrupted, config_text
 from glassloop.train.new_model import new_config
-from glassloop.train.progress import Progress
+from glassloop.train.progress import TrainingProgress
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.scaling import Fit, Interval, Measured, fit
+from glassloop.train.scaling import Estimate, Fit, TrainedSize, fit
 from glassloop.train.subject import prepare_data
 from glassloop.train.sweep_picture import sweep_svg
 from glassloop.train.tokens import TokenFiles
 from glassloop.train.train import resume, train
+from glassloop.util.files import write_text
+from glassloop.util.plain_text import PlainTable
 
 _MOST_RUNS = 1000
 _LEAST_COST = 60_000
@@ -67,12 +67,12 @@ def head_width(sizes: Sequence[Size]) -> int:
 class Sweep:
     """The result of a sweep."""
 
-    runs: dict[str, Measured]  # by the name of the run folder
+    runs: dict[str, TrainedSize]  # by the name of the run folder
     fit: Fit
     target: str
     target_weights: int
     target_tokens: int
-    predicted: Interval
+    predicted: Estimate
     measured: float | None  # None: the run has not been made
 
     @property
@@ -104,7 +104,7 @@ def sweep(
         raise TrainError.about("sizes", f"and budgets make 1 to {_MOST_RUNS} runs")
     if config.model is not None or config.lora_rank or config.teacher is not None:
         raise TrainError.about("model", "is given; a sweep trains new models")
-    say = Progress(1, 0, quiet).say
+    say = TrainingProgress(1, 0, quiet).say
     place.mkdir(parents=True, exist_ok=True)
     data = prepare_data(config, place, say)
     base = replace(config, data=(str(data),))
@@ -123,7 +123,7 @@ def sweep(
     making = _Runs(configs | ({name: wanted} if run_target else {}), place, quiet)
     losses = making.losses(plan, jobs)
     runs = {
-        each: Measured(_layer_weights(size), configs[each].steps * base.tokens_per_step, losses[each])
+        each: TrainedSize(_layer_weights(size), configs[each].steps * base.tokens_per_step, losses[each])
         for each, (size, _) in plan.items()
     }
     fitted = fit(list(runs.values()), seed=config.seed)
@@ -157,11 +157,11 @@ def larger(size: Size, times: float, head: int) -> Size:
     return Size(layers, dim)
 
 
-def made_point(made: Sweep) -> Measured | tuple[int, int, None]:
+def made_point(made: Sweep) -> TrainedSize | tuple[int, int, None]:
     """Returns the point of the predicted run, without a loss if it has not been made."""
     if made.measured is None:
         return made.target_weights, made.target_tokens, None
-    return Measured(made.target_weights, made.target_tokens, made.measured)
+    return TrainedSize(made.target_weights, made.target_tokens, made.measured)
 
 
 def sweep_text(made: Sweep) -> str:
@@ -248,7 +248,7 @@ class _Runs:
         self._plan, self._place = plan, place
         self._work = {name: config.steps * _cost(config) for name, config in plan.items()}
         self._done = sum(work for name, work in self._work.items() if RunFolder(place / name).result)
-        self._progress = Progress(sum(self._work.values()), self._done, quiet)
+        self._progress = TrainingProgress(sum(self._work.values()), self._done, quiet)
         self.say = self._progress.say
 
     def losses(self, names: Iterable[str], jobs: int) -> dict[str, float]:
@@ -281,7 +281,7 @@ class _Runs:
                 resume(folder, quiet=True, on_step=show)
             else:
                 train(config, folder, quiet=True, on_step=show)
-        except Interrupted as stopped:
+        except TrainingInterrupted as stopped:
             where = f"{folder.name}, step {stopped.step}"
             raise TrainError(f"interrupted in {where}; the same command goes on") from None
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 from glassloop.train.chart import COLOURS, Chart
-from glassloop.train.scaling import Fit, Interval, Measured
+from glassloop.train.scaling import Estimate, Fit, TrainedSize
 
 
 def sweep_svg(
-    runs: Sequence[Measured], fit: Fit, target: Measured | tuple[int, int, None], predicted: Interval
+    runs: Sequence[TrainedSize], fit: Fit, target: TrainedSize | tuple[int, int, None], predicted: Estimate
 ) -> str:
     """Returns the picture. `target` is the predicted run; its loss is None if it has not been made."""
     at, _, measured = target

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
-from glassloop.fields import Fields
-from glassloop.files import read_at_most, sha256_of
+from glassloop.util.fields import Fields
+from glassloop.util.files import read_at_most, sha256_of
 
 FORMAT, VERSION = "glassloop tokens", 1
 MANIFEST = "manifest.json"

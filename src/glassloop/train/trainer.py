@@ -22,19 +22,19 @@ import numpy as np
 import torch
 
 from glassloop.train import checkpoint as checkpoints
-from glassloop.train.batches import IGNORED, Batches, Cursor, Rows, document_cuts
+from glassloop.train.batches import IGNORED, Batches, Cursor, TrainingRows, document_cuts
 from glassloop.train.checkpoint import Arrays, State
-from glassloop.train.config import Interrupted, TrainConfig
+from glassloop.train.config import TrainConfig, TrainingInterrupted
 from glassloop.train.curves import Curves, svg
 from glassloop.train.launched import Launched
 from glassloop.train.machine import send
 from glassloop.train.moments import adamw, set_arrays, to_arrays
 from glassloop.train.network import Network
-from glassloop.train.ops import Packed
+from glassloop.train.ops import SequenceBatch
 from glassloop.train.order import DROPOUT, ON_POLICY, number
 from glassloop.train.plan import plan_text
 from glassloop.train.probes import end_probability, neighbours
-from glassloop.train.progress import Progress, duration
+from glassloop.train.progress import TrainingProgress, duration
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.sample import after_end, sample_batch, sample_tokens
 from glassloop.train.schedule import learning_rate
@@ -56,7 +56,7 @@ class Trainer:
         identity: dict[str, str],
         *,
         teacher: Network | None = None,
-        progress: Progress,
+        progress: TrainingProgress,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.config = config
@@ -113,7 +113,7 @@ class Trainer:
                 self._save()
             self._on_step(done)
             if stopped and done < config.steps:
-                raise Interrupted(done, f"go on: glassloop train resume {self.folder.path}")
+                raise TrainingInterrupted(done, f"go on: glassloop train resume {self.folder.path}")
         return self.state
 
     def look_back(self) -> State:
@@ -223,14 +223,14 @@ class Trainer:
         )
         self.progress.step(done.step, total, done.rows / max(took, 1e-9))
 
-    def _loss(self, batch: Packed, targets: torch.Tensor, own_text: bool) -> torch.Tensor:
+    def _loss(self, batch: SequenceBatch, targets: torch.Tensor, own_text: bool) -> torch.Tensor:
         if self._teacher is None:
             return self.network.loss(batch, targets)
         # Text of the student's own is no example: only the teacher says what should come next.
         share = 1.0 if own_text else self.config.teacher_share
         return self.network.distillation(batch, targets, self._teacher, share)
 
-    def _write_rows(self, rows: Rows) -> Rows:
+    def _write_rows(self, rows: TrainingRows) -> TrainingRows:
         """Returns sequences that the model writes itself after the first tokens of those of the data. What
         comes after the end of a text is not learned."""
         prompt, length = self.config.on_policy_prompt, rows.tokens.shape[1]
@@ -241,9 +241,9 @@ class Trainer:
         targets[:, :-1] = ids[:, 1:].masked_fill(after_end(ids, self.subject.ends)[:, 1:], IGNORED)
         targets[:, : prompt - 1] = IGNORED
         positions = np.broadcast_to(np.arange(length), rows.tokens.shape)
-        return Rows(ids.cpu().numpy(), targets.cpu().numpy(), positions, None)
+        return TrainingRows(ids.cpu().numpy(), targets.cpu().numpy(), positions, None)
 
-    def _packed(self, rows: Rows) -> tuple[Packed, torch.Tensor]:
+    def _packed(self, rows: TrainingRows) -> tuple[SequenceBatch, torch.Tensor]:
         """Returns a batch and its targets on the device. If the loss counts less than half of the rows, only
         their logits are computed."""
         sent = partial(send, device=self.network.device)
@@ -251,7 +251,7 @@ class Trainer:
         if rows.count * 2 < targets.size:
             places = np.flatnonzero(targets != IGNORED)
             targets, wanted = targets[places], sent(places)
-        return Packed(
+        return SequenceBatch(
             sent(rows.tokens.reshape(-1)),
             sent(rows.positions.reshape(-1)),
             len(rows.tokens),
@@ -383,7 +383,7 @@ class Trainer:
     def _resume(self) -> None:
         found, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
         for problem in problems:
-            Progress(1, 0).say(f"{problem}; an older one is used")
+            TrainingProgress(1, 0).say(f"{problem}; an older one is used")
         if found is not None:
             self.state, arrays = found
             self._set(arrays)

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from glassloop.errors import GlassloopError
-from glassloop.model.safetensors import Entry
+from glassloop.model.safetensors import TensorEntry
 from glassloop.ops.tensor import Tensor
 
 _NAMES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -23,12 +23,12 @@ def write_safetensors(path: Path, tensors: Iterable[Tensor], metadata: Mapping[s
     """Writes tensors (F32, F16, BF16) with metadata, and returns the SHA-256 of their bytes, which the
     metadata has too, as `sha256`."""
     entries = {
-        tensor.name: Entry(_NAMES[tensor.format.name], tensor.shape, tensor.data) for tensor in tensors
+        tensor.name: TensorEntry(_NAMES[tensor.format.name], tensor.shape, tensor.data) for tensor in tensors
     }
     return write_entries(path, entries, metadata)
 
 
-def write_entries(path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> str:
+def write_entries(path: Path, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> str:
     """Writes tensors of any type, as `write_safetensors` does."""
     digest = hashlib.sha256()
     header: dict[str, object] = {}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from glassloop.engine.request import Request
-from glassloop.trace.run import Run
-from glassloop.trace.token import Source, Token
+from glassloop.record.run import Run
+from glassloop.record.token import Source, Token
 from glassloop.upstream.client import UpstreamError
-from glassloop.upstream.reading import Alternative, Entry, Part
+from glassloop.upstream.reading import AnswerPart, ReportedAlternative, ReportedToken
 from glassloop.upstream.vocabulary import Names
 
 # How an answer ended in OpenAI's words, and in ours. Any other word is a stop with that reason.
@@ -47,11 +47,13 @@ class Answer:
     def forced(self) -> Iterable[Token]:
         """Yields the tokens that the run was asked to continue with."""
         for token in self._request.given if isinstance(self._request, UpstreamRequest) else ():
-            named = [Alternative(each.text, b"", each.raw_logprob) for each in token.alternatives]
+            named = [ReportedAlternative(each.text, b"", each.raw_logprob) for each in token.alternatives]
             logprob = None if token.raw_logprob != token.raw_logprob else token.raw_logprob
-            yield self._token(Entry(token.piece, token.bytes, logprob, tuple(named)), token.text, "forced")
+            yield self._token(
+                ReportedToken(token.piece, token.bytes, logprob, tuple(named)), token.text, "forced"
+            )
 
-    def read(self, part: Part) -> list[Token]:
+    def read(self, part: AnswerPart) -> list[Token]:
         """Returns the tokens of a chunk. Raises if there is far more text than was asked for."""
         run, made = self._run, list[Token]()
         assert run.upstream is not None
@@ -66,7 +68,7 @@ class Answer:
         elif part.text and self._told:
             self._held.append(part.text)
         elif part.text:
-            made.append(self._token(Entry(part.text, part.text.encode(), None, ()), part.text))
+            made.append(self._token(ReportedToken(part.text, part.text.encode(), None, ()), part.text))
             run.upstream = replace(run.upstream, logprobs=False)
         if part.fingerprint is not None:
             run.upstream = replace(run.upstream, fingerprint=part.fingerprint)
@@ -96,14 +98,14 @@ class Answer:
             run.timings.prefill += self._first - self._started
             run.timings.decode += self._last - self._first
 
-    def _texts(self, part: Part) -> list[str]:
+    def _texts(self, part: AnswerPart) -> list[str]:
         text, self._held = "".join([*self._held, part.text]), []
         pieces = [entry.piece for entry in part.entries]
         if len(pieces) > 1 and "".join(pieces) == text:
             return pieces
         return [*[""] * (len(pieces) - 1), text]
 
-    def _token(self, entry: Entry, text: str, source: Source = "sampled") -> Token:
+    def _token(self, entry: ReportedToken, text: str, source: Source = "sampled") -> Token:
         self._last = perf_counter()
         if source == "sampled" and self._first is None:
             self._first = self._last

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from glassloop.engine.protocol import UNKNOWN_CONTEXT
 from glassloop.errors import GlassloopError
-from glassloop.shown import printable
 from glassloop.upstream.client import Client, Refused
-from glassloop.upstream.servers import Kind, kind_of
+from glassloop.upstream.servers import ServerKind, kind_of
+from glassloop.util.shown import printable
 
 
 class Api(NamedTuple):
     client: Client
-    kind: Kind  # of the server
+    kind: ServerKind  # of the server
     model: str  # its name there
     context: int | None  # in tokens, if the server says it
 

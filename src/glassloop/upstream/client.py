@@ -16,7 +16,7 @@ import httpx2
 from glassloop.engine.protocol import Unavailable
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
-from glassloop.shown import printable, shown
+from glassloop.util.shown import printable, shown
 
 MOST_ANSWER = 2 << 20  # bytes of an answer that is not a stream, unless more is asked for
 _MOST_ERROR = 256 << 10  # bytes of an answer that says what was wrong

@@ -1,6 +1,6 @@
 """`UpstreamEngine`: an engine whose requests are computed by another one, behind an OpenAI-compatible API.
 
-It makes requests and answers questions about runs; `Streams` computes them.
+It makes requests and answers questions about runs; `UpstreamStreams` computes them.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.ops.quant import Float32
-from glassloop.shown import printable
+from glassloop.record.messages import Message, recorded
+from glassloop.record.run import Run, Upstream
+from glassloop.record.token import Token
+from glassloop.record.told import explain_told
 from glassloop.text.pieces import Pieces
-from glassloop.trace.messages import Message, recorded
-from glassloop.trace.run import Run, Upstream
-from glassloop.trace.token import Token
-from glassloop.trace.told import explain_told
 from glassloop.upstream.client import checked_url
 from glassloop.upstream.fork import continued_text, fork_of
 from glassloop.upstream.prompts import read_chat_prompt, read_prompt
 from glassloop.upstream.servers import check_options, options_for
-from glassloop.upstream.streams import Streams
+from glassloop.upstream.streams import UpstreamStreams
 from glassloop.upstream.vocabulary import (
     UnknownConfig,
     UnknownTokenizer,
     name_of,
     name_of_messages,
 )
+from glassloop.util.shown import printable
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.trace.verdict import Verdict
+    from glassloop.record.verdict import ReplayVerdict
 
 KEY_VARIABLE = "GLASSLOOP_UPSTREAM_KEY"
 _PROMPT_SECONDS = 300.0  # for the log-probabilities of a prompt
@@ -74,7 +74,7 @@ class UpstreamEngine(Engine):
         self.drafts = False
         self.default_sampling = Sampling()
         key = key or os.environ.get(KEY_VARIABLE) or None
-        self._streams = Streams(checked_url(url), model, key, most_running, most_waiting)
+        self._streams = UpstreamStreams(checked_url(url), model, key, most_running, most_waiting)
         api = self._streams.api
         self.kind = api.kind
         self.model = self.name = api.model
@@ -260,7 +260,7 @@ class UpstreamEngine(Engine):
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
-    ) -> Verdict:
+    ) -> ReplayVerdict:
         run.check_computable()
         raise TraceError(f"run {run.id} cannot be computed again by another engine")
 

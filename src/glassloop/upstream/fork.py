@@ -12,14 +12,14 @@ from glassloop.decode.sampling import Sampling
 from glassloop.engine.fork import check_change, fork_options
 from glassloop.engine.request import runs_of
 from glassloop.errors import TextError
-from glassloop.shown import shown
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.upstream.answer import UpstreamRequest
 from glassloop.upstream.client import UpstreamError
 from glassloop.upstream.reading import PART
-from glassloop.upstream.servers import Kind
+from glassloop.upstream.servers import ServerKind
 from glassloop.upstream.vocabulary import Names
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.upstream.engine import UpstreamEngine
@@ -97,7 +97,7 @@ def _given(run: Run, at: int, token: int | str | None, text: str | None) -> Toke
     )
 
 
-def continued_text(kind: Kind, run: Run) -> dict[str, Any]:
+def continued_text(kind: ServerKind, run: Run) -> dict[str, Any]:
     """Returns the fields of a request for the rest of a run: its prompt or conversation, with the text of the
     tokens that it has. Raises if the server cannot continue from there."""
     last = run.tokens[-1] if run.tokens else None

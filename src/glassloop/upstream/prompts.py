@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from glassloop.trace.messages import Message, text_of
-from glassloop.trace.token import Token
+from glassloop.record.messages import Message, text_of
+from glassloop.record.token import Token
 from glassloop.upstream.client import MOST_ANSWER, Client, UpstreamError
-from glassloop.upstream.reading import Entry, read_part, read_prompt_logprobs
+from glassloop.upstream.reading import ReportedToken, read_part, read_prompt_logprobs
 from glassloop.upstream.vocabulary import Names
 
 _PER_CHARACTER = 64  # bytes of an answer for each character of a prompt, and each alternative
@@ -47,7 +47,7 @@ def _most(characters: int, count: int) -> int:
     return min(_MOST_TOLD, MOST_ANSWER + _PER_CHARACTER * characters * (count + 1))
 
 
-def _recorded(entries: list[tuple[Entry, int]]) -> tuple[list[int], list[Token]]:
+def _recorded(entries: list[tuple[ReportedToken, int]]) -> tuple[list[int], list[Token]]:
     names = Names()
     ids = [names.add(entry.piece, entry.data) for entry, _ in entries]
     tokens = [
@@ -65,7 +65,7 @@ def _recorded(entries: list[tuple[Entry, int]]) -> tuple[list[int], list[Token]]
     return ids, tokens[1:]
 
 
-def _of_prompt(entries: tuple[Entry, ...], text: str) -> list[Entry] | None:
+def _of_prompt(entries: tuple[ReportedToken, ...], text: str) -> list[ReportedToken] | None:
     """Returns the tokens that the prompt consists of. A token for its beginning, which has no text, may be
     the first. None if the tokens do not begin with the prompt."""
     for skipped in (0, 1):

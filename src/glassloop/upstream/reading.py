@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from glassloop.shown import printable, shown
 from glassloop.upstream.client import UpstreamError
+from glassloop.util.shown import printable, shown
 
 _MOST_TEXT = 1 << 20  # characters of one chunk, and bytes of one token
 _MOST_ALTERNATIVES = 64  # that are recorded with a token
@@ -24,19 +24,19 @@ _ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-fA-F]{2})+)")  # how OpenAI writes a 
 PART = re.compile(r"\ufffd|<0x[0-9a-fA-F]{2}>|\\x[0-9a-fA-F]{2}")
 
 
-class Alternative(NamedTuple):
+class ReportedAlternative(NamedTuple):
     piece: str
     data: bytes
     logprob: float
 
 
-class Entry(NamedTuple):
+class ReportedToken(NamedTuple):
     """A token as it was told. `data` is empty where its bytes are not known."""
 
     piece: str
     data: bytes
     logprob: float | None
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[ReportedAlternative, ...]
 
 
 class Counts(NamedTuple):
@@ -47,18 +47,18 @@ class Counts(NamedTuple):
     cached_tokens: int | None
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A chunk of a stream."""
 
     text: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ReportedToken, ...] = ()
     finish_reason: str | None = None
     stop_reason: str | None = None
     counts: Counts | None = None
     fingerprint: str | None = None
 
 
-def read_part(chunk: Any) -> Part:
+def read_part(chunk: Any) -> AnswerPart:
     """Returns a chunk, checked. Raises if it cannot be understood."""
     if not isinstance(chunk, dict):
         raise _wrong("a chunk", chunk, "an object")
@@ -69,7 +69,7 @@ def read_part(chunk: Any) -> Part:
     if not isinstance(choices, list):
         raise _wrong("choices", choices, "a list")
     if not choices:
-        return Part(counts=counts, fingerprint=fingerprint)
+        return AnswerPart(counts=counts, fingerprint=fingerprint)
     choice = choices[0]
     if not isinstance(choice, dict):
         raise _wrong("choices[0]", choice, "an object")
@@ -80,7 +80,7 @@ def read_part(chunk: Any) -> Part:
     if not isinstance(text, str) or len(text) > _MOST_TEXT:
         raise _wrong("the text of a chunk", text, f"a text of at most {_MOST_TEXT} characters")
     reason = choice.get("finish_reason")
-    return Part(
+    return AnswerPart(
         text.encode("utf-8", "replace").decode(),
         _entries(choice.get("logprobs")),
         printable(reason, 64) if isinstance(reason, str) and reason else None,
@@ -90,7 +90,7 @@ def read_part(chunk: Any) -> Part:
     )
 
 
-def _entries(logprobs: Any) -> tuple[Entry, ...]:
+def _entries(logprobs: Any) -> tuple[ReportedToken, ...]:
     if logprobs is None:
         return ()
     told = _object("logprobs", logprobs)
@@ -100,7 +100,7 @@ def _entries(logprobs: Any) -> tuple[Entry, ...]:
     return completion_entries(told)
 
 
-def _chat_entry(value: Any) -> Entry:
+def _chat_entry(value: Any) -> ReportedToken:
     told = _object("logprobs.content", value)
     piece, data = _piece(told.get("token"), told.get("bytes"))
     others = []
@@ -109,11 +109,11 @@ def _chat_entry(value: Any) -> Entry:
         other = _object("top_logprobs", each)
         logprob = _logprob(other.get("logprob"))
         if logprob is not None:
-            others.append(Alternative(*_piece(other.get("token"), other.get("bytes")), logprob))
-    return Entry(piece, data, _logprob(told.get("logprob")), _sorted(others))
+            others.append(ReportedAlternative(*_piece(other.get("token"), other.get("bytes")), logprob))
+    return ReportedToken(piece, data, _logprob(told.get("logprob")), _sorted(others))
 
 
-def completion_entries(told: dict[str, Any]) -> tuple[Entry, ...]:
+def completion_entries(told: dict[str, Any]) -> tuple[ReportedToken, ...]:
     """Returns the tokens of the `logprobs` of a completion."""
     tokens = _list("logprobs.tokens", told.get("tokens") or [])
     logprobs = _list("logprobs.token_logprobs", told.get("token_logprobs") or [None] * len(tokens))
@@ -126,12 +126,12 @@ def completion_entries(told: dict[str, Any]) -> tuple[Entry, ...]:
         for other, value in list(_object("logprobs.top_logprobs", likely or {}).items())[:_MOST_ALTERNATIVES]:
             known = _logprob(value)
             if known is not None:
-                others.append(Alternative(*_piece(other, None), known))
-        made.append(Entry(*_piece(token, None), _logprob(logprob), _sorted(others)))
+                others.append(ReportedAlternative(*_piece(other, None), known))
+        made.append(ReportedToken(*_piece(token, None), _logprob(logprob), _sorted(others)))
     return tuple(made)
 
 
-def _sorted(others: Sequence[Alternative]) -> tuple[Alternative, ...]:
+def _sorted(others: Sequence[ReportedAlternative]) -> tuple[ReportedAlternative, ...]:
     return tuple(sorted(others, key=lambda each: -each.logprob))
 
 
@@ -172,7 +172,7 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_COUNT else None
 
 
-def read_prompt_logprobs(answer: Any, tokenized: Any) -> list[tuple[Entry, int]]:
+def read_prompt_logprobs(answer: Any, tokenized: Any) -> list[tuple[ReportedToken, int]]:
     """Returns the tokens of a prompt, each with its rank (0: not known), as vLLM tells them: for each place
     the log-probabilities of some tokens by id, and by another endpoint the ids of the prompt."""
     told = _list("prompt_logprobs", _object("an answer", answer).get("prompt_logprobs"))
@@ -181,7 +181,7 @@ def read_prompt_logprobs(answer: Any, tokenized: Any) -> list[tuple[Entry, int]]
         raise UpstreamError(
             f"the upstream has {len(told)} log-probabilities for {len(ids)} tokens of a prompt"
         )
-    made = [(Entry(_first_piece(tokenized), b"", None, ()), 0)]
+    made = [(ReportedToken(_first_piece(tokenized), b"", None, ()), 0)]
     for place, (id, each) in enumerate(zip(ids[1:], told[1:], strict=True), 1):
         named = {
             key: _object("prompt_logprobs", value) for key, value in _object("prompt_logprobs", each).items()
@@ -190,12 +190,12 @@ def read_prompt_logprobs(answer: Any, tokenized: Any) -> list[tuple[Entry, int]]
         if own is None:
             raise UpstreamError(f"the upstream's prompt_logprobs do not have the token {place} of the prompt")
         others = [
-            Alternative(*_piece(value.get("decoded_token"), None), logprob)
+            ReportedAlternative(*_piece(value.get("decoded_token"), None), logprob)
             for value in list(named.values())[:_MOST_ALTERNATIVES]
             if (logprob := _logprob(value.get("logprob"))) is not None
         ]
         piece, data = _piece(own.get("decoded_token"), None)
-        entry = Entry(piece, data, _logprob(own.get("logprob")), _sorted(others))
+        entry = ReportedToken(piece, data, _logprob(own.get("logprob")), _sorted(others))
         made.append((entry, _count(own.get("rank")) or 0))
     return made
 

@@ -20,7 +20,7 @@ _LLAMA = {"top_k": "top_k", "min_p": "min_p", "repetition_penalty": "repeat_pena
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerKind:
     """A kind of server."""
 
     name: str
@@ -35,9 +35,9 @@ class Kind:
     scores_chats: bool = False  # whether it has vLLM's prompt_logprobs and /tokenize
 
 
-_OTHER = Kind("", {})
+_OTHER = ServerKind("", {})
 _KINDS = {
-    "glassloop": Kind(
+    "glassloop": ServerKind(
         "glassloop",
         {
             each.name: each.name
@@ -49,24 +49,24 @@ _KINDS = {
         {"continue_final_message": True},
         scores_chats=True,
     ),
-    "vllm": Kind(
+    "vllm": ServerKind(
         "vllm",
         {**{name: name for name in _ALIKE}, "include_stop": "include_stop_str_in_output"},
         {"continue_final_message": True, "add_generation_prompt": False},
         scores_chats=True,
     ),
-    "llamacpp": Kind("llamacpp", {**_LLAMA, "typical_p": "typical_p", "ignore_eos": "ignore_eos"}, {}),
-    "me": Kind("llama-cpp-python", _LLAMA, formats=False, echoes=False),
-    "library": Kind("ollama", {}, {}),
+    "llamacpp": ServerKind("llamacpp", {**_LLAMA, "typical_p": "typical_p", "ignore_eos": "ignore_eos"}, {}),
+    "me": ServerKind("llama-cpp-python", _LLAMA, formats=False, echoes=False),
+    "library": ServerKind("ollama", {}, {}),
 }
 
 
-def kind_of(owner: object) -> Kind:
+def kind_of(owner: object) -> ServerKind:
     """Returns the kind of a server whose models have this `owned_by`."""
     return _KINDS.get(owner, _OTHER) if isinstance(owner, str) else _OTHER
 
 
-def check_options(kind: Kind, sampling: Sampling) -> None:
+def check_options(kind: ServerKind, sampling: Sampling) -> None:
     """Raises if an option is given that the server does not take."""
     taken = {*_OPENAI, *_OWN, *kind.options}
     usual = Sampling()
@@ -80,7 +80,7 @@ def check_options(kind: Kind, sampling: Sampling) -> None:
         raise SamplingError.about("json_schema", f"is given; {kind.name} takes no schema in OpenAI's form")
 
 
-def options_for(kind: Kind, sampling: Sampling, *, chat: bool) -> dict[str, Any]:
+def options_for(kind: ServerKind, sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     """Returns the options of a request as the server takes them, except its length and its seed."""
     made = {name: getattr(sampling, name) for name in _OPENAI}
     made |= {theirs: getattr(sampling, name) for name, theirs in kind.options.items()}

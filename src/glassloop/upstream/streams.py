@@ -1,4 +1,4 @@
-"""`Streams`: computes requests by streamed requests to another engine, one for each run.
+"""`UpstreamStreams`: computes requests by streamed requests to another engine, one for each run.
 
 All of them run on one event loop, in a thread of its own, which also tells the listeners.
 """
@@ -19,8 +19,8 @@ from glassloop.engine.protocol import UNKNOWN_CONTEXT, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.api import Api, connect
 from glassloop.upstream.client import Refused, UpstreamError
@@ -33,7 +33,7 @@ _START_SECONDS = 60.0  # for the list of models
 T = TypeVar("T")
 
 
-class Work:
+class UpstreamWork:
     """A request that is under way."""
 
     def __init__(self, request: Request) -> None:
@@ -71,7 +71,7 @@ class Work:
             self.end(run)
 
 
-class Streams:
+class UpstreamStreams:
     """The requests of one upstream, and the thread that computes them."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Streams:
         self.prompt_tokens = self.prompt_tokens_cached = 0  # as the upstream has told them
         self.gives_logprobs = True  # until it refuses to
         self.problem: str | None = None  # why the last request has failed
-        self._works: dict[int, Work] = {}  # by the id of the request
+        self._works: dict[int, UpstreamWork] = {}  # by the id of the request
         self._requests = asyncio.Semaphore(most_running)
         self._closed = False
         self._events = asyncio.new_event_loop()
@@ -108,7 +108,7 @@ class Streams:
             raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
         if self._closed:
             raise Unavailable("the engine is closed")
-        work = self._works[id(request)] = Work(request)
+        work = self._works[id(request)] = UpstreamWork(request)
 
         def start() -> None:
             work.task = self._events.create_task(self._compute(work))
@@ -130,14 +130,14 @@ class Streams:
         if wait and threading.current_thread() is not self._thread:
             work.ended.wait()
 
-    def _finish(self, work: Work) -> None:
+    def _finish(self, work: UpstreamWork) -> None:
         """Ends what is left of a request: its task may have been cancelled before its first step."""
         work.end_all("cancelled", "cancelled")
         self.finished += 1
         del self._works[id(work.request)]
         work.ended.set()
 
-    async def _compute(self, work: Work) -> None:
+    async def _compute(self, work: UpstreamWork) -> None:
         """Computes all runs of a request."""
         request = work.request
         timeout = request.sampling.timeout
@@ -153,7 +153,7 @@ class Streams:
         except TimeoutError:
             work.end_all("timeout", f"after {timeout:g} s")
 
-    async def _answer(self, run: Run, work: Work) -> None:
+    async def _answer(self, run: Run, work: UpstreamWork) -> None:
         """Computes one run. What came before an error is kept."""
         request = work.request
         answer = Answer(request, run)

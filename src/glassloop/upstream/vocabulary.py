@@ -12,8 +12,8 @@ from typing import Any
 from glassloop.engine.protocol import UNKNOWN_CONTEXT
 from glassloop.errors import TextError
 from glassloop.model.config import ModelConfig
+from glassloop.record.run import Run
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Run
 
 IDS = (1 << 31) - 1  # ids are below this
 _LONGEST_TOKEN = 1 << 10  # bytes, for the bound on the length of a prompt

@@ -54,11 +54,11 @@ def chat(
     the answers go to stdout.
     """
     from glassloop.cli.chat.conversation import Conversation
-    from glassloop.cli.chat.loop import Chat
+    from glassloop.cli.chat.loop import ChatSession
     from glassloop.cli.kept import load, load_upstream
     from glassloop.decode.defaults import with_defaults
     from glassloop.decode.sampling import Sampling
-    from glassloop.trace.store import default_path
+    from glassloop.record.store.store import default_path
 
     set_color(color)
     load_plugins(plugin)
@@ -72,7 +72,7 @@ def chat(
         engine = load_upstream(upstream, model, upstream_key_env, ops=ops, plugin=plugin)
     with engine as llm:
         sampling = with_defaults(asked, llm.default_sampling)
-        talking = Chat(Conversation(llm, sampling, system), Painter(show), store, history)
+        talking = ChatSession(Conversation(llm, sampling, system), Painter(show), store, history)
         talking.run()
     # On a terminal errors have been seen; in a pipe the exit code reports them.
     if talking.failed and not talking.interactive:

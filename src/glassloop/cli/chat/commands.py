@@ -13,21 +13,21 @@ from glassloop.cli.terminal import percent, print_table, quoted, visible, workin
 from glassloop.cli.tokens import luck_text, surprise_text
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
-from glassloop.files import write_text
-from glassloop.plain_text import known
+from glassloop.util.files import write_text
+from glassloop.util.plain_text import known
 
 if TYPE_CHECKING:
-    from glassloop.cli.chat.loop import Chat
+    from glassloop.cli.chat.loop import ChatSession
 
 
 class Command(NamedTuple):
     name: str
     takes: str
     help: str
-    do: Callable[[Chat, str], None]
+    do: Callable[[ChatSession, str], None]
 
 
-def run_command(chat: Chat, line: str) -> None:
+def run_command(chat: ChatSession, line: str) -> None:
     name, _, rest = line[1:].partition(" ")
     for command in COMMANDS:
         if command.name == name:
@@ -42,7 +42,7 @@ def run_command(chat: Chat, line: str) -> None:
 # ── looking at an answer ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _why(chat: Chat, rest: str) -> None:
+def _why(chat: ChatSession, rest: str) -> None:
     from glassloop.cli.explain import print_reasons
 
     talk = chat.talk
@@ -53,8 +53,8 @@ def _why(chat: Chat, rest: str) -> None:
     print_reasons(found)
 
 
-def _alts(chat: Chat, rest: str) -> None:
-    from glassloop.trace.shares import shares
+def _alts(chat: ChatSession, rest: str) -> None:
+    from glassloop.record.shares import shares
 
     place = chat.talk.place(rest or None)
     token = chat.talk.last.run.tokens[place]
@@ -73,7 +73,7 @@ def _alts(chat: Chat, rest: str) -> None:
     print_table(("", "token", "model", "after stages"), rows, right=("model", "after stages"), bold=chosen)
 
 
-def _tokens(chat: Chat, _: str) -> None:
+def _tokens(chat: ChatSession, _: str) -> None:
     tokens = chat.talk.last.run.tokens
     rows = [
         (
@@ -91,7 +91,7 @@ def _tokens(chat: Chat, _: str) -> None:
     print_table(("n", "token", *numbers, "source"), rows, right=("n", *numbers), cut=("token",))
 
 
-def _worst(chat: Chat, rest: str) -> None:
+def _worst(chat: ChatSession, rest: str) -> None:
     from glassloop.cli.worst import MOST_SHOWN, print_worst
 
     count = number_in(rest) if rest else MOST_SHOWN
@@ -100,14 +100,14 @@ def _worst(chat: Chat, rest: str) -> None:
     print_worst(chat.talk.last.run.tokens, count)
 
 
-def _tree(chat: Chat, _: str) -> None:
+def _tree(chat: ChatSession, _: str) -> None:
     from glassloop.cli.chat.drawing import draw
 
     print(visible(draw(chat.talk)))
 
 
-def _diff(chat: Chat, rest: str) -> None:
-    from glassloop.trace.diff import diff
+def _diff(chat: ChatSession, rest: str) -> None:
+    from glassloop.record.diff import diff
 
     if not rest:
         raise GlassloopError("the id of another answer is expected: /diff 84f584fc; /tree shows the ids")
@@ -117,7 +117,7 @@ def _diff(chat: Chat, rest: str) -> None:
     print(wrapped(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False)))
 
 
-def _show(chat: Chat, _: str) -> None:
+def _show(chat: ChatSession, _: str) -> None:
     talk = chat.talk
     print(f"model    {visible(talk.llm.name)}, {talk.llm.op_set}")
     if talk.system is not None:
@@ -132,7 +132,7 @@ def _show(chat: Chat, _: str) -> None:
 # ── changing the conversation ──────────────────────────────────────────────────────────────────────────────
 
 
-def _fork(chat: Chat, rest: str) -> None:
+def _fork(chat: ChatSession, rest: str) -> None:
     name, token = _two(rest)
     if not name:
         raise GlassloopError("/fork needs a token of the last answer, and may have the token to use instead")
@@ -142,7 +142,7 @@ def _fork(chat: Chat, rest: str) -> None:
     chat.answer(talk.last.question, talk.fork(place, **chosen), beside=talk.last)
 
 
-def _rewind(chat: Chat, rest: str) -> None:
+def _rewind(chat: ChatSession, rest: str) -> None:
     talk = chat.talk
     if rest:
         turn = talk.rewind(talk.place(rest))
@@ -154,12 +154,12 @@ def _rewind(chat: Chat, rest: str) -> None:
         chat.note(f"before “{visible(question, newlines=False)}” · /tree shows what came of it")
 
 
-def _go(chat: Chat, rest: str) -> None:
+def _go(chat: ChatSession, rest: str) -> None:
     turn = chat.talk.go(rest)
     print(f"› {visible(turn.question)}\n{visible(turn.run.text)}")
 
 
-def _new(chat: Chat, _: str) -> None:
+def _new(chat: ChatSession, _: str) -> None:
     chat.talk.at = None
     chat.note("a new conversation · /tree shows the old one")
 
@@ -167,7 +167,7 @@ def _new(chat: Chat, _: str) -> None:
 # ── the rest ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _set(chat: Chat, rest: str) -> None:
+def _set(chat: ChatSession, rest: str) -> None:
     name, value = _two(rest)
     if not name:
         return _show(chat, "")
@@ -183,11 +183,11 @@ def _set(chat: Chat, rest: str) -> None:
     return None
 
 
-def _save(chat: Chat, rest: str) -> None:
+def _save(chat: ChatSession, rest: str) -> None:
     from pathlib import Path
 
     from glassloop.cli.chat.drawing import transcript
-    from glassloop.trace.file import write
+    from glassloop.record.format.glass_file import write
 
     if not rest:
         raise GlassloopError("/save needs a file: .glass for all answers with their records, .json, or .md")
@@ -206,7 +206,7 @@ def _save(chat: Chat, rest: str) -> None:
     return chat.note(f"{path}: {len(own)} {'answer' if len(own) == 1 else 'answers'}")
 
 
-def _help(chat: Chat, _: str) -> None:
+def _help(chat: ChatSession, _: str) -> None:
     width = max(len(f"/{command.name} {command.takes}") for command in COMMANDS)
     for command in COMMANDS:
         print(f"{f'/{command.name} {command.takes}':{width}}  {command.help}")
@@ -214,7 +214,7 @@ def _help(chat: Chat, _: str) -> None:
     print("// begins a message with a slash. Ctrl-C stops an answer, Ctrl-D ends the chat.")
 
 
-def _quit(chat: Chat, _: str) -> None:
+def _quit(chat: ChatSession, _: str) -> None:
     chat.over = True
 
 

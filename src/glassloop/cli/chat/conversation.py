@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from glassloop.cli.naming import forms, number_in, place_of, token_named
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError, TextError
-from glassloop.trace.run_name import run_id
-from glassloop.trace.worst import most_surprising
+from glassloop.record.run_name import run_id
+from glassloop.record.worst import most_surprising
 
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
     from glassloop.engine.request import Request
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 
 @dataclass(eq=False)

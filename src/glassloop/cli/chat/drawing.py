@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from glassloop.shown import cut
+from glassloop.util.shown import cut
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.conversation import Conversation, Turn
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 _WIDTH = 44
 

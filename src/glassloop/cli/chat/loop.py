@@ -14,16 +14,16 @@ from glassloop.cli.options import sampling_words
 from glassloop.cli.show import Painter
 from glassloop.cli.terminal import dim, no_echo, visible, wrapped
 from glassloop.errors import GlassloopError
-from glassloop.plain_text import known
+from glassloop.util.plain_text import known
 
 if TYPE_CHECKING:
     from glassloop.cli.chat.conversation import Conversation, Turn
     from glassloop.decode.sampling import Sampling
     from glassloop.engine.request import Request
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 
-class Chat:
+class ChatSession:
     """A chat on stdin and stdout."""
 
     def __init__(self, talk: Conversation, painter: Painter, store: bool, history: Path | None) -> None:

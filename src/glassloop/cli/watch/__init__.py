@@ -28,7 +28,7 @@ from glassloop.errors import GlassloopError
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
     from glassloop.decode.diffusion import Diffusion
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 _ALTERNATIVES = 10  # recorded with each token of a new run, by default
 
@@ -90,16 +90,16 @@ def watch(
         engine = load_upstream(
             upstream, model or (run.model if run else None), upstream_key_env, plugin=plugin
         )
-    from glassloop.cli.watch.app import Watch
+    from glassloop.cli.watch.app import WatchApp
 
     with engine as llm:
         if run is None:
             sampling = with_defaults({"logprobs": _ALTERNATIVES, **asked}, llm.default_sampling)
             request = llm.prepare(what or "", sampling)
-            app = Watch(llm, request.runs[0], request, store=store)
+            app = WatchApp(llm, request.runs[0], request, store=store)
         else:
             run.attach(llm)
-            app = Watch(llm, run, changes=asked, store=store)
+            app = WatchApp(llm, run, changes=asked, store=store)
         app.run()
         app.finish()
     if app.return_code:

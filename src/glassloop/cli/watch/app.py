@@ -17,16 +17,16 @@ from glassloop.cli.watch.layout import cells_of
 from glassloop.cli.watch.panels import Bars, Help, TextPanel, TreePanel, Why, prompt_of, title
 from glassloop.cli.watch.player import Player, bindings
 from glassloop.errors import GlassloopError
-from glassloop.trace.shares import Share, shares
+from glassloop.record.shares import Share, shares
 
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
     from glassloop.engine.request import Request
-    from glassloop.trace.run import Run
-    from glassloop.trace.token import Token
+    from glassloop.record.run import Run
+    from glassloop.record.token import Token
 
 
-class Watch(Player):
+class WatchApp(Player):
     """Shows a run, follows it while it is generated, and forks it."""
 
     BINDINGS = [*bindings(KEYS), Binding("escape", "leave", show=False)]  # noqa: RUF012

@@ -13,12 +13,12 @@ from glassloop.cli.diffusion import MASKED
 from glassloop.cli.show import surprise_colour
 from glassloop.cli.terminal import escaped, visible
 from glassloop.diffuse.frames import Frame
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 PROMPT = -1  # the token number of characters of the prompt
 
 
-class Cell(NamedTuple):
+class ScreenCell(NamedTuple):
     """A character on the screen."""
 
     text: str
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
     style: str
 
 
-def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
+def cells_of(run: Run, prompt: str, at: int) -> Iterator[ScreenCell]:
     """Yields the prompt, then each token in the colour of its surprise, underlined if it was forced; the one
     at `at` is marked."""
     yield from _cells(prompt, PROMPT, "dim")
@@ -44,7 +44,7 @@ def cells_of(run: Run, prompt: str, at: int) -> Iterator[Cell]:
     yield from _cells(run.tail, len(run.tokens) - 1, "dim")
 
 
-def frame_cells(run: Run, prompt: str, frame: Frame, at: int) -> Iterator[Cell]:
+def frame_cells(run: Run, prompt: str, frame: Frame, at: int) -> Iterator[ScreenCell]:
     """Yields the prompt, the blocks that were complete before a pass, and the block that it worked on: masks
     as `░`, in bold what it has filled; red is what had been taken back. The place `at` is marked."""
     yield from _cells(prompt, PROMPT, "dim")
@@ -57,10 +57,10 @@ def frame_cells(run: Run, prompt: str, frame: Frame, at: int) -> Iterator[Cell]:
         yield from _cells(MASKED if cell.text is None else cell.text, number, style)
 
 
-def wrap(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
+def wrap(cells: Iterable[ScreenCell], width: int) -> list[list[ScreenCell]]:
     """Returns lines that end at a line end of the text, or after a space if there is one."""
-    lines: list[list[Cell]] = []
-    line: list[Cell] = []
+    lines: list[list[ScreenCell]] = []
+    line: list[ScreenCell] = []
     used, space = 0, 0  # the width of the line; the number of characters up to its last space
     for cell in cells:
         if used + cell.width > width and cell.text != " ":
@@ -82,10 +82,10 @@ _JOINERS = "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # they have no width
 _BREAK = " italic"  # marks a line end, to tell it from a "↵" in the text
 
 
-def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
+def _cells(text: str, token: int, style: str) -> Iterator[ScreenCell]:
     for character in text:
         if character == "\n":
-            yield Cell("↵", 1, token, f"{style if 'reverse' in style else 'dim'}{_BREAK}")
+            yield ScreenCell("↵", 1, token, f"{style if 'reverse' in style else 'dim'}{_BREAK}")
             continue
         if character in _JOINERS:
             # Terminals disagree on the width of joined characters, so these are shown separately.
@@ -93,4 +93,4 @@ def _cells(text: str, token: int, style: str) -> Iterator[Cell]:
                 yield from _cells(escaped(character), token, style)
             continue
         for shown in visible(character, newlines=False):
-            yield Cell(shown, cell_len(shown), token, style)
+            yield ScreenCell(shown, cell_len(shown), token, style)

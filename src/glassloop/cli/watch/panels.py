@@ -20,13 +20,13 @@ from textual.widgets import Static
 from glassloop.cli.terminal import percent, quoted, visible
 from glassloop.cli.tokens import entropy_text, luck_text, surprise_text
 from glassloop.cli.watch.keys import KEYS, Key
-from glassloop.cli.watch.layout import Cell, wrap
+from glassloop.cli.watch.layout import ScreenCell, wrap
 from glassloop.decode.explain import Explanation
-from glassloop.trace.messages import text_of
-from glassloop.trace.run import Run
-from glassloop.trace.run_tree import run_line
-from glassloop.trace.shares import Share
-from glassloop.trace.token import Token
+from glassloop.record.messages import text_of
+from glassloop.record.run import Run
+from glassloop.record.run_tree import run_line
+from glassloop.record.shares import Share
+from glassloop.record.token import Token
 
 if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
@@ -78,14 +78,14 @@ class Panel(Widget, Generic[Shown]):
         return lines[first : first + height]
 
 
-class TextPanel(Panel[tuple[Iterable[Cell], int]]):
+class TextPanel(Panel[tuple[Iterable[ScreenCell], int]]):
     """The characters of a text, each with the number of its token, scrolled so that the token with a given
     number is visible."""
 
     def __init__(self, select: Callable[[int], None]) -> None:
         super().__init__(id="text")
         self._select = select
-        self._lines: list[list[Cell]] = []
+        self._lines: list[list[ScreenCell]] = []
 
     def render(self) -> RenderableType:
         if self.shown is None or self.content_size.width < 2:
@@ -111,7 +111,7 @@ class TextPanel(Panel[tuple[Iterable[Cell], int]]):
                 break
 
 
-def _styled(line: list[Cell]) -> list[tuple[str, str]]:
+def _styled(line: list[ScreenCell]) -> list[tuple[str, str]]:
     """Returns the text of a line in parts with one style each."""
     made: list[tuple[str, str]] = []
     for cell in line:

@@ -22,14 +22,14 @@ from glassloop.cli.watch.keys import PASS_KEYS
 from glassloop.cli.watch.layout import frame_cells
 from glassloop.cli.watch.panels import Help, Panel, TextPanel, bar, prompt_of, stages_table
 from glassloop.cli.watch.player import Player, bindings
-from glassloop.diffuse.frames import Cell, Frame, Frames
+from glassloop.diffuse.frames import Frame, FrameCell, Frames
 
 if TYPE_CHECKING:
+    from glassloop.api.llm import LLM
     from glassloop.decode.explain import Explanation
     from glassloop.diffuse.write import DiffusionRequest
-    from glassloop.engine.llm import LLM
-    from glassloop.trace.passes import PassRecord
-    from glassloop.trace.run import Run
+    from glassloop.record.passes import PassRecord
+    from glassloop.record.run import Run
 
 _NOTES = (
     "░ a mask; bold green: filled by this pass; red: taken back before it",
@@ -60,7 +60,7 @@ class WatchPasses(Player):
         yield TextPanel(self._select)
         yield Scrubber(self.pause_at)
         with Horizontal(id="middle"):
-            yield Places(id="places")
+            yield PassPlaces(id="places")
             yield WhyPlace(id="why")
         yield Static(id="keys")
 
@@ -92,7 +92,7 @@ class WatchPasses(Player):
         self.draw()
 
     @property
-    def _cell(self) -> Cell:
+    def _cell(self) -> FrameCell:
         assert self._frame is not None
         return self._frame.cells[self.place - self._frame.first]
 
@@ -112,7 +112,7 @@ class WatchPasses(Player):
             return
         prompt = prompt_of(self.llm, run)
         self.query_one(TextPanel).show((list(frame_cells(run, prompt, frame, self.place)), self.place))
-        self.query_one(Places).show((frame, self.place))
+        self.query_one(PassPlaces).show((frame, self.place))
         self.query_one(WhyPlace).show((self._cell, self.why(self.place, self._asked)))
 
     # ── keys ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +205,7 @@ class Scrubber(Panel[tuple["list[PassRecord]", int]]):
         self._select(round(place.x * last / max(1, self.content_size.width - 1)))
 
 
-class Places(Panel[tuple[Frame, int]]):
+class PassPlaces(Panel[tuple[Frame, int]]):
     """The places of the block after a pass, one line each: the token, the confidence with which it was
     filled, and what had been taken back."""
 
@@ -236,7 +236,7 @@ class Places(Panel[tuple[Frame, int]]):
         return Text("\n").join(lines)
 
 
-def _certainty(cell: Cell, width: int) -> list[tuple[str, str]]:
+def _certainty(cell: FrameCell, width: int) -> list[tuple[str, str]]:
     """Returns the confidence of a place as a bar, or what was taken back there before this pass."""
     if cell.changed and cell.taken_back is not None:
         instead = "" if cell.text is None else "was "
@@ -247,7 +247,7 @@ def _certainty(cell: Cell, width: int) -> list[tuple[str, str]]:
     return [*bar(cell.confidence, cell.confidence, room), (f"{100 * cell.confidence:>7.1f} %", "")]
 
 
-class WhyPlace(Panel[tuple[Cell, "Explanation | str | None"]]):
+class WhyPlace(Panel[tuple[FrameCell, "Explanation | str | None"]]):
     """The explanation of a place in a pass, once there is one, and the recorded numbers."""
 
     def render(self) -> RenderableType:

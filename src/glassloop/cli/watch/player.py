@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from glassloop.cli.kept import AnyEngine
     from glassloop.decode.explain import Explanation
     from glassloop.engine.request import Request
-    from glassloop.trace.run import Run
+    from glassloop.record.run import Run
 
 _TICK = 0.1  # seconds; drawing more often would slow down the engine
 _STILL = 0.15  # seconds that something must be selected before it is explained

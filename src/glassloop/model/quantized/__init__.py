@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glassloop.errors import ModelError
-from glassloop.fields import Fields
 from glassloop.model.quantized.compressed import read_compressed
 from glassloop.model.quantized.integers import read_awq, read_gptq, read_mlx
 from glassloop.model.quantized.small_floats import read_fp8, read_gpt_oss, read_modelopt
@@ -22,7 +21,8 @@ from glassloop.model.safetensors import read_entries, read_json
 from glassloop.model.unsupported import UPSTREAM
 from glassloop.ops.quant import BF16, F16, F32
 from glassloop.ops.tensor import Tensor
-from glassloop.shown import printable, shown
+from glassloop.util.fields import Fields
+from glassloop.util.shown import printable, shown
 
 
 class _Scheme(NamedTuple):

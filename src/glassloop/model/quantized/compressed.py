@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.fields import Fields
 from glassloop.model.quantized.codes import Codes, matrix_of_codes
 from glassloop.model.quantized.small_floats import fp8_matrix, mxfp4_matrix, nvfp4_matrix
 from glassloop.model.quantized.source import FLOATS, Source, unpacked
 from glassloop.ops.quant import Bytes, quantize
 from glassloop.ops.tensor import Computed, Tensor
-from glassloop.shown import shown
+from glassloop.util.fields import Fields
+from glassloop.util.shown import shown
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 _MORE_FORMATS = ("mxfp4-pack-quantized", "dense", "mixed-precision")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.fields import Fields
 from glassloop.model.quantized.codes import Codes, matrix_of_codes
 from glassloop.model.quantized.source import FLOATS, Source, unpacked
 from glassloop.ops.quant import Bytes, Float32, Format, quantize
 from glassloop.ops.tensor import Computed, Tensor
-from glassloop.shown import printable, shown
+from glassloop.util.fields import Fields
+from glassloop.util.shown import printable, shown
 
 # Where AWQ puts the columns of eight that share a word.
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])

@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.fields import Fields
 from glassloop.model.quantized.codes import Codes, matrix_of_codes
 from glassloop.model.quantized.source import FLOATS, Source
 from glassloop.ops.quant import BF16, FORMATS, Bytes, Float32, quantize
 from glassloop.ops.tensor import Computed, Tensor
+from glassloop.util.fields import Fields
 
 # The values of E2M1, doubled: whole numbers.
 _DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)

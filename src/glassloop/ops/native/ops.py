@@ -23,8 +23,8 @@ from glassloop.ops.native import library as lib
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.packer import NativeMatrix, Packer, packed_bytes
 from glassloop.ops.native.pages import NativePages, page_bytes
-from glassloop.ops.native.program import Chain, OpTime, Program
-from glassloop.ops.native.recorder import Recorder, Value
+from glassloop.ops.native.program import Chain, NativeProgram, OpTime
+from glassloop.ops.native.recorder import NativeRecorder, NativeValue
 from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import F32, Float32, Format
 from glassloop.ops.rows import RowOps
@@ -55,10 +55,10 @@ class NativeOps:
         self.threads: int = lib.library().gl_set_threads(lib.wanted_threads())
         self.instructions: str = lib.library().gl_name().decode()
         self._packer = Packer()
-        self._recorder = Recorder()
+        self._recorder = NativeRecorder()
         self._one_recording = Lock()
         self._kept: list[Any] = []  # the arrays that recorded ops point to
-        self._programs: WeakSet[Program] = WeakSet()
+        self._programs: WeakSet[NativeProgram] = WeakSet()
 
     def host(self, array: Float32) -> Float32:
         return array
@@ -69,10 +69,10 @@ class NativeOps:
     def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         with self._one_recording:
             self._packer.finish()
-            self._recorder, self._kept = Recorder(), []
+            self._recorder, self._kept = NativeRecorder(), []
             result = compute(_AdaptedPlaceholder() if adapted else _Placeholder(), ())  # type: ignore[arg-type]
             several = isinstance(result, list)
-            program = Program(self._recorder, result if several else [result], self.threads, self._kept)
+            program = NativeProgram(self._recorder, result if several else [result], self.threads, self._kept)
             self._programs.add(program)
         return program if several else program.only
 
@@ -80,7 +80,7 @@ class NativeOps:
         """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
         from the state before, which it takes from `given`."""
         program = self.program(compute)
-        assert isinstance(program, Program)
+        assert isinstance(program, NativeProgram)
         return Chain(program, ids)
 
     @contextmanager
@@ -123,17 +123,17 @@ class NativeOps:
         floats = [each.stored_as(F32) if each.format.take_apart else each for each in (down, up)]
         return LowRank(self.matrix(floats[0]), self.matrix(floats[1]), scale)
 
-    def embed(self, table: NativeMatrix, ids: Any) -> Value:
+    def embed(self, table: NativeMatrix, ids: Any) -> NativeValue:
         self._kept.append(table)
         return self._recorder.call("embed", table.into, i0=ids, f0=1.0, matrix=table.layout)
 
-    def linear(self, x: Value, weight: NativeMatrix, bias: Float32 | None) -> Value:
+    def linear(self, x: NativeValue, weight: NativeMatrix, bias: Float32 | None) -> NativeValue:
         return self._linear(x, weight, bias, fine=False)
 
-    def head(self, x: Value, weight: NativeMatrix) -> Value:
+    def head(self, x: NativeValue, weight: NativeMatrix) -> NativeValue:
         return self._linear(x, weight, None, fine=True)
 
-    def _linear(self, x: Value, weight: NativeMatrix, bias: Float32 | None, fine: bool) -> Value:
+    def _linear(self, x: NativeValue, weight: NativeMatrix, bias: Float32 | None, fine: bool) -> NativeValue:
         self._kept.append(weight)
         if weight.is_quantized:
             self._recorder.want_quantized(x, x.width // x.heads, fine)
@@ -141,7 +141,9 @@ class NativeOps:
             "linear", weight.out, x, i0=fine, matrix=weight.layout, bias=self._pointer(bias)
         )
 
-    def adapt(self, y: Value, x: Value, adapters: Any, parts: Sequence[LowRank | None]) -> Value:
+    def adapt(
+        self, y: NativeValue, x: NativeValue, adapters: Any, parts: Sequence[LowRank | None]
+    ) -> NativeValue:
         rank = max([part.down.out for part in parts if part is not None], default=0)
         if not rank:
             return y
@@ -163,13 +165,13 @@ class NativeOps:
         made = self._recorder.call("up", y.width, narrow, y, i0=width, adapters=at)
         return _with_heads(made, y.heads)
 
-    def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
+    def rms_norm(self, x: NativeValue, weight: Float32, eps: float) -> NativeValue:
         return self._norm(x, weight, None, eps)
 
-    def layer_norm(self, x: Value, weight: Float32, bias: Float32, eps: float) -> Value:
+    def layer_norm(self, x: NativeValue, weight: Float32, bias: Float32, eps: float) -> NativeValue:
         return self._norm(x, weight, bias, eps)
 
-    def _norm(self, x: Value, weight: Float32, bias: Float32 | None, eps: float) -> Value:
+    def _norm(self, x: NativeValue, weight: Float32, bias: Float32 | None, eps: float) -> NativeValue:
         made = self._recorder.call(
             "norm",
             x.width,
@@ -182,46 +184,52 @@ class NativeOps:
         )
         return _with_heads(made, x.heads)
 
-    def split_heads(self, x: Value, heads: int) -> Value:
+    def split_heads(self, x: NativeValue, heads: int) -> NativeValue:
         return _with_heads(x, heads)
 
-    def angles(self, positions: Any, frequencies: Float32, factor: float) -> Value:
+    def angles(self, positions: Any, frequencies: Float32, factor: float) -> NativeValue:
         half = len(frequencies)
         return self._recorder.call(
             "angles", 2 * half, i0=half, f0=factor, weight=self._pointer(np.ascontiguousarray(frequencies))
         )
 
-    def rotate(self, x: Value, angles: Value) -> Value:
+    def rotate(self, x: NativeValue, angles: NativeValue) -> NativeValue:
         made = self._recorder.call("rotate", x.width, x, angles, i0=x.heads, i1=angles.width // 2)
         return _with_heads(made, x.heads)
 
     def attention(
         self,
-        q: Value,
-        k: Value,
-        v: Value,
+        q: NativeValue,
+        k: NativeValue,
+        v: NativeValue,
         batch: Batch,
         pages: Any,
         place: Place,
         scale: float,
         window: int | None,
         softcap: float | None,
-    ) -> Value:
+    ) -> NativeValue:
         self.keep(k, v, place)
         return self.attend(q, k.heads, place, scale, window, softcap)
 
-    def given(self, width: int) -> Value:
+    def given(self, width: int) -> NativeValue:
         """Returns the input of a program, one row for each of the batch: [rows, width]."""
         return self._recorder.given(width)
 
-    def keep(self, k: Value, v: Value, place: Place) -> None:
+    def keep(self, k: NativeValue, v: NativeValue, place: Place) -> None:
         """Writes keys and values to their pages: the first half of `attention`."""
         group, layer = place
         self._recorder.effect("keep", k, v, i0=layer, group=group)
 
     def attend(
-        self, q: Value, kv_heads: int, place: Place, scale: float, window: int | None, softcap: float | None
-    ) -> Value:
+        self,
+        q: NativeValue,
+        kv_heads: int,
+        place: Place,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> NativeValue:
         """Lets each row attend to what its branch has in the pages: the second half of `attention`."""
         group, layer = place
         made = self._recorder.call(
@@ -237,22 +245,22 @@ class NativeOps:
         )
         return _with_heads(made, kv_heads)
 
-    def activate(self, x: Value, kind: Activation) -> Value:
+    def activate(self, x: NativeValue, kind: Activation) -> NativeValue:
         return self._recorder.call("activate", x.width, x, i0=lib.ACTIVATIONS.index(kind))
 
-    def gate(self, gate: Value, up: Value, kind: Activation) -> Value:
+    def gate(self, gate: NativeValue, up: NativeValue, kind: Activation) -> NativeValue:
         return self._recorder.call("activate", gate.width, gate, up, i0=lib.ACTIVATIONS.index(kind))
 
-    def add(self, x: Value, y: Value) -> Value:
+    def add(self, x: NativeValue, y: NativeValue) -> NativeValue:
         return self._recorder.call("add", x.width, x, y)
 
-    def scale(self, x: Value, factor: float) -> Value:
+    def scale(self, x: NativeValue, factor: float) -> NativeValue:
         return self._recorder.call("scale", x.width, x, f0=factor)
 
-    def softcap(self, x: Value, cap: float) -> Value:
+    def softcap(self, x: NativeValue, cap: float) -> NativeValue:
         return self._recorder.call("softcap", x.width, x, f0=cap)
 
-    def take(self, x: Value, rows: Any) -> Value:
+    def take(self, x: NativeValue, rows: Any) -> NativeValue:
         return self._recorder.call("take", x.width, x, wanted=True)
 
     def _pointer(self, array: Float32 | None) -> int | None:
@@ -262,5 +270,5 @@ class NativeOps:
         return array.ctypes.data
 
 
-def _with_heads(value: Value, heads: int) -> Value:
-    return Value(value.id, value.width, value.wanted, heads)
+def _with_heads(value: NativeValue, heads: int) -> NativeValue:
+    return NativeValue(value.id, value.width, value.wanted, heads)

@@ -15,7 +15,7 @@ from glassloop.ops.batch import PAGE, Batch, BatchError, Int32, check_spans, pag
 from glassloop.ops.drafting import ChainRequest, Drawn
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.pages import NativePages, aligned
-from glassloop.ops.native.recorder import Recorder, Room, Value
+from glassloop.ops.native.recorder import NativeRecorder, NativeValue, Room
 from glassloop.ops.quant import Float32
 
 # Rows that a thread computes together at most, or a half more: their intermediate values fit its L2 cache.
@@ -34,10 +34,12 @@ class OpTime(NamedTuple):
     units: int
 
 
-class Program:
+class NativeProgram:
     """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
 
-    def __init__(self, recorder: Recorder, results: list[Value], threads: int, kept: list[Any]) -> None:
+    def __init__(
+        self, recorder: NativeRecorder, results: list[NativeValue], threads: int, kept: list[Any]
+    ) -> None:
         ops, self._rooms, homes, self._inputs = recorder.finish(results)
         # The buffer of each result, and its width.
         self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
@@ -182,7 +184,7 @@ class Chain:
     most = lib.MOST_DRAFTS
     margins = lib.MARGINS
 
-    def __init__(self, program: Program, ids: Int32) -> None:
+    def __init__(self, program: NativeProgram, ids: Int32) -> None:
         self._program = program
         self._ids = np.ascontiguousarray(ids, np.int32)
 

@@ -1,9 +1,9 @@
 """Records the calls of one forward pass as a program for the C library.
 
-A `Value` stands for an array that does not exist yet: [rows, width], for whatever number of rows a batch will
-have. When the pass has been recorded, values are assigned to as few buffers as their lifetimes allow. An op
-gets a barrier before it exactly if it reads or writes a buffer that an op since the last barrier has written,
-or writes one that such an op has read. The program then runs for any batch.
+A `NativeValue` stands for an array that does not exist yet: [rows, width], for whatever number of rows a
+batch will have. When the pass has been recorded, values are assigned to as few buffers as their lifetimes
+allow. An op gets a barrier before it exactly if it reads or writes a buffer that an op since the last barrier
+has written, or writes one that such an op has read. The program then runs for any batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap"}
 _CACHE = -2  # stands for the cache among the buffers that an op reads and writes
 
 
-class Value(NamedTuple):
+class NativeValue(NamedTuple):
     id: int
     width: int
     wanted: bool  # has the wanted rows only
@@ -30,11 +30,11 @@ class Value(NamedTuple):
 
 
 @dataclass
-class Call:
+class NativeCall:
     kind: str
-    out: Value | None
-    a: Value | None = None
-    b: Value | None = None
+    out: NativeValue | None
+    a: NativeValue | None = None
+    b: NativeValue | None = None
     quantize: int = 0  # 1: the output is also quantized, for linears; 2: finely, for the head
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -47,18 +47,18 @@ class Room(NamedTuple):
     quantized: int  # as Call.quantize
 
 
-class Recorder:
+class NativeRecorder:
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[NativeCall] = []
         self._values = 0
-        self._makers: dict[int, Call] = {}
+        self._makers: dict[int, NativeCall] = {}
         self._quantized: dict[int, int] = {}
-        self.inputs: list[Value] = []  # values that are written before the program runs
+        self.inputs: list[NativeValue] = []  # values that are written before the program runs
 
-    def given(self, width: int) -> Value:
+    def given(self, width: int) -> NativeValue:
         """Returns a value that the caller of the program provides, for all rows. Ops read it as floats
         only."""
-        self.inputs.append(Value(self._values, width, False))
+        self.inputs.append(NativeValue(self._values, width, False))
         self._values += 1
         return self.inputs[-1]
 
@@ -66,23 +66,23 @@ class Recorder:
         self,
         kind: str,
         width: int,
-        a: Value | None = None,
-        b: Value | None = None,
+        a: NativeValue | None = None,
+        b: NativeValue | None = None,
         wanted: bool | None = None,
         **settings: Any,
-    ) -> Value:
+    ) -> NativeValue:
         """Records an op and returns its output."""
-        out = Value(self._values, width, a.wanted if wanted is None and a is not None else bool(wanted))
+        out = NativeValue(self._values, width, a.wanted if wanted is None and a is not None else bool(wanted))
         self._values += 1
-        self._makers[out.id] = made = Call(kind, out, a, b, settings=settings)
+        self._makers[out.id] = made = NativeCall(kind, out, a, b, settings=settings)
         self.calls.append(made)
         return out
 
-    def effect(self, kind: str, a: Value, b: Value | None = None, **settings: Any) -> None:
+    def effect(self, kind: str, a: NativeValue, b: NativeValue | None = None, **settings: Any) -> None:
         """Records an op that has no output."""
-        self.calls.append(Call(kind, None, a, b, settings=settings))
+        self.calls.append(NativeCall(kind, None, a, b, settings=settings))
 
-    def want_quantized(self, value: Value, columns: int, fine: bool) -> None:
+    def want_quantized(self, value: NativeValue, columns: int, fine: bool) -> None:
         """Notes that a linear reads this value quantized. The op that makes the value quantizes it if its
         units of work are whole blocks; else an op for it is added."""
         how = 2 if fine else 1
@@ -95,9 +95,9 @@ class Recorder:
         if maker.kind in _CAN_QUANTIZE and (maker.kind != "attend" or columns % BLOCK == 0):
             maker.quantize = how
         else:
-            self.calls.append(Call("quantize", None, value, quantize=how))
+            self.calls.append(NativeCall("quantize", None, value, quantize=how))
 
-    def finish(self, results: list[Value]) -> tuple[list[Structure], list[Room], list[int], list[int]]:
+    def finish(self, results: list[NativeValue]) -> tuple[list[Structure], list[Room], list[int], list[int]]:
         """Returns the ops, the buffers that they need, and the buffers of the results and of the inputs."""
         self._add_in_linears()
         handed_out = {result.id for result in results}
@@ -139,7 +139,7 @@ class Recorder:
     def _add_in_linears(self) -> None:
         """Merges x + linear(h), if nothing else reads linear(h), into a linear with x as `b`."""
         uses = Counter(value.id for call in self.calls for value in (call.a, call.b) if value is not None)
-        kept: list[Call] = []
+        kept: list[NativeCall] = []
         for call in self.calls:
             last = kept[-1] if kept else None
             if (
@@ -191,7 +191,7 @@ class Recorder:
         return homes, rooms
 
 
-def _op(call: Call, homes: dict[int, int], wait: bool) -> Structure:
+def _op(call: NativeCall, homes: dict[int, int], wait: bool) -> Structure:
     shape = call.out if call.out is not None else call.a
     assert shape is not None
     op = Op(

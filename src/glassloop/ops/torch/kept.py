@@ -13,10 +13,10 @@ import torch
 import triton
 
 from glassloop.errors import GlassloopError
-from glassloop.files import read_at_most
 from glassloop.ops.torch.device import INTERPRETED, describe, shared_memory
 from glassloop.ops.torch.tile_table import read_table, table_text
 from glassloop.ops.torch.tiles import Table, use_table
+from glassloop.util.files import read_at_most
 
 _LOG = logging.getLogger(__name__)
 _MOST = 1 << 16  # bytes of a text

@@ -16,10 +16,10 @@ from glassloop.ops.torch.kernels import adapter, attention, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.kernels.packed import embed_packed_kernel
 from glassloop.ops.torch.matrix import MatrixProduct
-from glassloop.ops.torch.packed import Packed
+from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.products import Products
-from glassloop.ops.torch.recorder import RANK_STEP, Angles, Norm, Product
-from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, Heads, Step, partial_room
+from glassloop.ops.torch.recorder import RANK_STEP, Angles, Product, RecordedNorm
+from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, DeviceStep, Heads, partial_room
 from glassloop.ops.torch.tiles import cdiv, next_power_of_2
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
@@ -51,7 +51,7 @@ class Launcher:
         self._angles.clear()
         return True
 
-    def begin(self, step: Step, heads: Heads) -> bool:
+    def begin(self, step: DeviceStep, heads: Heads) -> bool:
         """Prepares for the calls of a step. Returns whether memory moves that earlier calls have used."""
         self._early = self._products.processors > 0 and step.rows <= _EARLY
         needed = max([partial_room(tiles, heads) for tiles in step.tiles])
@@ -86,22 +86,22 @@ class Launcher:
                 settings["launch_pdl"] = True
         kernel[grid](*arguments, enable_fp_fusion=False, **settings)
 
-    def _embed(self, step: Step, rows: int, out: Any, *, table: Any, ids: str) -> None:
+    def _embed(self, step: DeviceStep, rows: int, out: Any, *, table: Any, ids: str) -> None:
         width = out.shape[1]
         grid = (rows, cdiv(width, _COLUMNS))
         about = {"ids": step.ids[ids], "out": out, "width": width, "BLOCK": _COLUMNS}
-        if isinstance(table, Packed):
+        if isinstance(table, PackedMatrix):
             self._launch(embed_packed_kernel, grid, **about, **table.arguments())
         else:
             self._launch(pointwise.embed_kernel, grid, table=table, **about)
 
-    def _take(self, step: Step, rows: int, out: Any, x: Any) -> None:
+    def _take(self, step: DeviceStep, rows: int, out: Any, x: Any) -> None:
         width = out.shape[1]
         grid = (rows, cdiv(width, _COLUMNS))
         wanted = step.ids["wanted"]
         self._launch(pointwise.take_kernel, grid, x, wanted, out, width, x.stride(0), BLOCK=_COLUMNS)
 
-    def _norm(self, step: Step, rows: int, out: Any, x: Any, *, norm: Norm) -> None:
+    def _norm(self, step: DeviceStep, rows: int, out: Any, x: Any, *, norm: RecordedNorm) -> None:
         width = out.shape[1]
         block = next_power_of_2(width)
         self._launch(
@@ -121,7 +121,7 @@ class Launcher:
 
     def _linear(
         self,
-        step: Step,
+        step: DeviceStep,
         rows: int,
         out: Any,
         x: Any,
@@ -136,16 +136,25 @@ class Launcher:
         product = MatrixProduct(rows, out, x, added, weight, bias, gated, activation)
         self._products.launch(product, self._launch, self._early)
 
-    def _down(self, step: Step, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:
+    def _down(self, step: DeviceStep, rows: int, out: Any, x: Any, *, weight: Any, places: Any) -> None:
         self._low_rank(step, x, weight, None, out, places)
 
     def _up(
-        self, step: Step, rows: int, out: Any, onto: Any, x: Any, *, weight: Any, scales: Any, places: Any
+        self,
+        step: DeviceStep,
+        rows: int,
+        out: Any,
+        onto: Any,
+        x: Any,
+        *,
+        weight: Any,
+        scales: Any,
+        places: Any,
     ) -> None:
         """Adds the product to `out`. The recorder names it twice, as the input `onto` and the output."""
         self._low_rank(step, x, weight, scales, out, places)
 
-    def _low_rank(self, step: Step, x: Any, weight: Any, scales: Any, out: Any, places: Any) -> None:
+    def _low_rank(self, step: DeviceStep, x: Any, weight: Any, scales: Any, out: Any, places: Any) -> None:
         """Computes the product with one of the matrices of the adapters: with scales, the second one."""
         tiles, up = step.adapter_tiles, scales is not None
         assert tiles is not None
@@ -172,7 +181,7 @@ class Launcher:
             num_warps=4 if up else 1,
         )
 
-    def _heads(self, step: Step, rows: int, out: Any, x: Any, *, product: Product) -> None:
+    def _heads(self, step: DeviceStep, rows: int, out: Any, x: Any, *, product: Product) -> None:
         self._launch(
             pointwise.heads_kernel,
             (rows, product.heads),
@@ -186,7 +195,16 @@ class Launcher:
         )
 
     def _keep(
-        self, step: Step, rows: int, out: Any, x: Any, *, query: Product, key: Product, group: int, layer: int
+        self,
+        step: DeviceStep,
+        rows: int,
+        out: Any,
+        x: Any,
+        *,
+        query: Product,
+        key: Product,
+        group: int,
+        layer: int,
     ) -> None:
         if _attention_keeps(step, query, key):
             return
@@ -252,7 +270,7 @@ class Launcher:
 
     def _attend(
         self,
-        step: Step,
+        step: DeviceStep,
         rows: int,
         out: Any,
         queries: Any,
@@ -322,7 +340,7 @@ class Launcher:
 
     def _elementwise(
         self,
-        step: Step,
+        step: DeviceStep,
         rows: int,
         out: Any,
         x: Any,
@@ -355,7 +373,7 @@ class Launcher:
         )
 
 
-def _attention_keeps(step: Step, query: Product, key: Product) -> bool:
+def _attention_keeps(step: DeviceStep, query: Product, key: Product) -> bool:
     """Returns whether the kernel of attention rotates queries and keys and writes keys and values itself."""
     plain = query.norm is None and key.norm is None and query.angles is key.angles
     return step.one_each and step.reach is None and plain

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from glassloop.ops.native import chooser as native
 from glassloop.ops.native.library import REQUEST
-from glassloop.ops.rows import Line, RowRequest, RuleError
+from glassloop.ops.rows import Line, RowRules, RuleError
 from glassloop.ops.torch.kernels import lines as line_layout
 
 
@@ -32,7 +32,7 @@ _ASKED_BYTES = 8 * (line_layout.OF.value - line_layout.HEAD.value)
 _KEEP, _SCALE = 3, line_layout.RULE_SCALE.value
 
 
-def asked_of(request: RowRequest, width: int) -> Asked:
+def asked_of(request: RowRules, width: int) -> Asked:
     """Returns a request as the kernels read it, kept with the request. Raises `RuleError` if an edit does not
     fit: a kernel would write to memory that is not its own."""
     prepared = native.prepared(request)
@@ -42,7 +42,7 @@ def asked_of(request: RowRequest, width: int) -> Asked:
     return found
 
 
-def _divided(request: RowRequest, memory: bytes, width: int) -> Asked:
+def _divided(request: RowRules, memory: bytes, width: int) -> Asked:
     """Returns a request divided into its edits and what is asked before and after them. `memory` has the
     request and its rules as C reads them."""
     needs_sums = any(rule[0] > _SCALE for rule in request.rules)

@@ -11,9 +11,9 @@ import torch
 from glassloop.ops.quant import BF16, F16
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import DEVICE, HALF
-from glassloop.ops.torch.packed import UNIT, Form, Packed, pack
+from glassloop.ops.torch.packed import UNIT, Form, PackedMatrix, pack
 
-Stored: TypeAlias = torch.Tensor | Packed
+Stored: TypeAlias = torch.Tensor | PackedMatrix
 
 
 class MatrixProduct(NamedTuple):
@@ -41,12 +41,12 @@ class TorchMatrix:
         self.stays_packed = False  # whether a quantized matrix stays so
 
     @classmethod
-    def of(cls, values: torch.Tensor | Packed) -> TorchMatrix:
+    def of(cls, values: torch.Tensor | PackedMatrix) -> TorchMatrix:
         """Returns a matrix whose values are on the device already."""
         matrix = cls.__new__(cls)
         matrix.out, matrix.into = values.shape
         matrix._tensor, matrix._stored = None, values
-        matrix.stays_packed = isinstance(values, Packed)
+        matrix.stays_packed = isinstance(values, PackedMatrix)
         return matrix
 
     @property
@@ -54,7 +54,7 @@ class TorchMatrix:
         """The form in which the matrix is packed, or could be; None if it is not and cannot be."""
         if self._tensor is not None:
             return Form.of(self._tensor)
-        return self._stored.form if isinstance(self._stored, Packed) else None
+        return self._stored.form if isinstance(self._stored, PackedMatrix) else None
 
     @staticmethod
     def missing_bytes(matrices: Sequence[TorchMatrix], packed: bool) -> int:
@@ -89,11 +89,11 @@ class TorchMatrix:
         for matrix in matrices:
             matrix.stays_packed &= form is not None
         parts = [matrix.stored for matrix in matrices]
-        packed = [part for part in parts if isinstance(part, Packed)]
+        packed = [part for part in parts if isinstance(part, PackedMatrix)]
         if form is not None and len(packed) == len(parts):
             return _joined_units(matrices, [part.like(form) for part in packed], in_turn)
         whole = (_in_turn if in_turn else _stacked)(
-            [part.expanded() if isinstance(part, Packed) else part for part in parts]
+            [part.expanded() if isinstance(part, PackedMatrix) else part for part in parts]
         )
         starts = np.cumsum([0, *[matrix.out for matrix in matrices]]).tolist()
         for number, matrix in enumerate(matrices):
@@ -111,7 +111,9 @@ def _joined_form(matrices: Sequence[TorchMatrix]) -> Form | None:
     return Form.common(found) if whole_units and len(found) == len(forms) else None
 
 
-def _joined_units(matrices: Sequence[TorchMatrix], parts: Sequence[Packed], in_turn: bool) -> Packed:
+def _joined_units(
+    matrices: Sequence[TorchMatrix], parts: Sequence[PackedMatrix], in_turn: bool
+) -> PackedMatrix:
     """Returns packed matrices of the same form as one, of which each then is a part."""
     data = _stacked([part.data for part in parts])
     units = np.cumsum([0, *[matrix.out // UNIT for matrix in matrices]]).tolist()

@@ -24,8 +24,16 @@ from glassloop.ops.torch.kept import use_kept_table
 from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages, page_bytes
-from glassloop.ops.torch.program import SIZES, Program
-from glassloop.ops.torch.recorder import Angles, Lazy, Norm, Normed, Product, Recorder, Value
+from glassloop.ops.torch.program import SIZES, CudaProgram
+from glassloop.ops.torch.recorder import (
+    Angles,
+    Lazy,
+    Normed,
+    Product,
+    RecordedNorm,
+    TorchRecorder,
+    TorchValue,
+)
 from glassloop.ops.torch.rows import DeviceRowOps, DeviceRows
 from glassloop.ops.torch.selftest import exact
 
@@ -54,7 +62,7 @@ class TorchOps:
         self._description = f"torch/{describe()}" + ("" if exact() else "/inexact")
         self._keeps_packed = False  # whether a program has weights that stay packed
         self.rows = _row_ops()
-        self._recorder = Recorder()
+        self._recorder = TorchRecorder()
         self._one_recording = Lock()
 
     @property
@@ -70,11 +78,11 @@ class TorchOps:
 
     def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
         with self._one_recording, memory_errors("the weights"):
-            self._recorder = recorder = Recorder()
+            self._recorder = recorder = TorchRecorder()
             batch = _AdaptedPlaceholder() if adapted else _Placeholder()
             made = compute(batch, ())  # type: ignore[arg-type]
             several = isinstance(made, list)
-            program = Program(recorder, [recorder.value(each) for each in (made if several else [made])])
+            program = CudaProgram(recorder, [recorder.value(each) for each in (made if several else [made])])
             self._keeps_packed |= program.is_packed
         return program if several else program.only
 
@@ -107,14 +115,14 @@ class TorchOps:
         """Returns the matrices as they are: a program places those of all adapters side by side."""
         return LowRank(down, up, scale)
 
-    def embed(self, table: TorchMatrix, ids: Any) -> Value:
+    def embed(self, table: TorchMatrix, ids: Any) -> TorchValue:
         return self._recorder.call("embed", table.into, wanted=False, table=table, ids=ids)
 
     def linear(self, x: Lazy, weight: TorchMatrix, bias: torch.Tensor | None) -> Product:
         assert not isinstance(x, Product)
         return Product(x, weight, bias)
 
-    def head(self, x: Lazy, weight: TorchMatrix) -> Value:
+    def head(self, x: Lazy, weight: TorchMatrix) -> TorchValue:
         return self._recorder.value(self.linear(x, weight, None))
 
     def adapt(self, y: Product, x: Lazy, adapters: Any, parts: Sequence[LowRank | None]) -> Product:
@@ -127,7 +135,7 @@ class TorchOps:
         return self._norm(x, weight, bias, eps)
 
     def _norm(self, x: Lazy, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Lazy:
-        norm = Norm(weight, bias, eps)
+        norm = RecordedNorm(weight, bias, eps)
         if isinstance(x, Product) and x.heads:
             return replace(x, norm=norm)
         return Normed(self._recorder.value(x), norm)
@@ -152,7 +160,7 @@ class TorchOps:
         scale: float,
         window: int | None,
         softcap: float | None,
-    ) -> Value:
+    ) -> TorchValue:
         group, layer = place
         width = q.matrix.out
         made = self._recorder.product([q, k, v])
@@ -177,32 +185,34 @@ class TorchOps:
             softcap=softcap or 0.0,
         )
 
-    def activate(self, x: Lazy, kind: Activation) -> Value:
+    def activate(self, x: Lazy, kind: Activation) -> TorchValue:
         return self._elementwise("activate", x, half=True, activation=ACTIVATIONS.index(kind))
 
-    def gate(self, gate: Lazy, up: Lazy, kind: Activation) -> Value:
+    def gate(self, gate: Lazy, up: Lazy, kind: Activation) -> TorchValue:
         activation = ACTIVATIONS.index(kind)
         if isinstance(gate, Product) and isinstance(up, Product) and gate.x is up.x:
             return self._recorder.gated(gate, up, activation)
         value = self._recorder.value
         return self._elementwise("gate", value(gate), value(up), half=True, activation=activation)
 
-    def add(self, x: Lazy, y: Lazy) -> Value:
-        if isinstance(x, Value) and isinstance(y, Product) and not y.heads:
+    def add(self, x: Lazy, y: Lazy) -> TorchValue:
+        if isinstance(x, TorchValue) and isinstance(y, Product) and not y.heads:
             return self._recorder.product([y], residual=x)
         return self._elementwise("add", x, self._recorder.value(y))
 
-    def scale(self, x: Lazy, factor: float) -> Value:
+    def scale(self, x: Lazy, factor: float) -> TorchValue:
         return self._elementwise("scale", x, factor=factor)
 
-    def softcap(self, x: Lazy, cap: float) -> Value:
+    def softcap(self, x: Lazy, cap: float) -> TorchValue:
         return self._elementwise("softcap", x, factor=cap)
 
-    def take(self, x: Lazy, rows: Any) -> Value:
+    def take(self, x: Lazy, rows: Any) -> TorchValue:
         value = self._recorder.value(x)
         return self._recorder.call("take", value.width, value, wanted=True)
 
-    def _elementwise(self, kind: str, x: Lazy, *others: Value, half: bool = False, **settings: Any) -> Value:
+    def _elementwise(
+        self, kind: str, x: Lazy, *others: TorchValue, half: bool = False, **settings: Any
+    ) -> TorchValue:
         value = self._recorder.value(x)
         return self._recorder.call(kind, value.width, value, *others, half=half, **settings)
 

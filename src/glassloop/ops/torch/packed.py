@@ -51,7 +51,7 @@ class Form(NamedTuple):
         return -(-out // UNIT) * (columns // CHUNK) * self.chunk_bytes
 
 
-class Packed(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A quantized matrix [out, in], whose values are `scale * code + middle`, rounded once to half precision.
     Each group of a row has one scale and perhaps one middle (the value of a code of 0, in the middle of all
     codes), which are in half precision too.
@@ -66,7 +66,9 @@ class Packed(NamedTuple):
     matrices: int = 1  # whose units lie one below the other and whose rows are taken in turn: 1 or 2
 
     @classmethod
-    def of(cls, codes: torch.Tensor, scale: torch.Tensor, middle: torch.Tensor | None, bits: int) -> Packed:
+    def of(
+        cls, codes: torch.Tensor, scale: torch.Tensor, middle: torch.Tensor | None, bits: int
+    ) -> PackedMatrix:
         """Packs codes [out, in], int8, and scales and middles [out, groups]."""
         codes = (codes + 8 if bits == 4 else codes).view(torch.uint8)
         out, into = codes.shape
@@ -123,7 +125,7 @@ class Packed(NamedTuple):
             "MIDDLE": self.form.has_middle,
         }
 
-    def like(self, form: Form) -> Packed:
+    def like(self, form: Form) -> PackedMatrix:
         """Returns the same values in another form that `Form.common` has found for this one too."""
         if form == self.form:
             return self
@@ -133,7 +135,7 @@ class Packed(NamedTuple):
         times = self.form.group // form.group
         scale = scale.repeat_interleave(times, 1)
         middle = None if middle is None else middle.repeat_interleave(times, 1)
-        return Packed.of(codes, scale, middle, form.bits)
+        return PackedMatrix.of(codes, scale, middle, form.bits)
 
 
 # The axes of the codes of a unit, by their bits. In a matrix they are: units, rows, chunks; steps of 16
@@ -146,7 +148,7 @@ _CODE_AXES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-def pack(tensor: Tensor) -> Packed:
+def pack(tensor: Tensor) -> PackedMatrix:
     """Returns a quantized tensor as codes, scales and middles, on the device."""
     (out, into), form = tensor.shape, Form.of(tensor)
     assert form is not None
@@ -161,8 +163,8 @@ def pack(tensor: Tensor) -> Packed:
             for each in take_apart(tensor.format, rows.reshape(-1, tensor.format.block_bytes))
         ]
         assert made[0] is not None and made[1] is not None
-        slabs.append(Packed.of(made[0], made[1], made[2], form.bits).data)
-    return Packed(torch.cat(slabs), (out, into), form)
+        slabs.append(PackedMatrix.of(made[0], made[1], made[2], form.bits).data)
+    return PackedMatrix(torch.cat(slabs), (out, into), form)
 
 
 def take_apart(

@@ -13,7 +13,7 @@ import torch
 from glassloop.ops.torch import nvrtc
 from glassloop.ops.torch.device import INTERPRETED, processors, shared_memory
 from glassloop.ops.torch.matrix import MatrixProduct
-from glassloop.ops.torch.packed import CHUNK, UNIT, Form, Packed
+from glassloop.ops.torch.packed import CHUNK, UNIT, Form, PackedMatrix
 from glassloop.ops.torch.tiles import cdiv
 
 SOURCE = Path(__file__).parent / "kernels" / "packed_linear.cu"
@@ -55,7 +55,7 @@ SMALL = (Division(1, 2, 2, 1, False), Division(1, 1, 1, 1, False))
 def can_launch(product: MatrixProduct) -> bool:
     """Returns whether the kernel computes a product."""
     rows, _, x, added, weight, _, gated, activation = product
-    if not isinstance(weight, Packed) or rows > MOST_ROWS or x.stride(0) % 4:
+    if not isinstance(weight, PackedMatrix) or rows > MOST_ROWS or x.stride(0) % 4:
         return False
     if INTERPRETED or not nvrtc.is_available():
         return False
@@ -69,7 +69,7 @@ def launch(product: MatrixProduct, early: bool) -> None:
     """Computes a product by the kernel on the current stream. `early` is whether the kernel starts before the
     previous one has ended."""
     rows, out, x, added, weight, bias, _, _ = product
-    assert isinstance(weight, Packed)
+    assert isinstance(weight, PackedMatrix)
     height, columns = weight.shape[0] // weight.matrices, weight.shape[1]
     found = division_for(rows, columns, weight.form, shared_memory())
     assert found is not None
@@ -99,7 +99,7 @@ def division_for(rows: int, columns: int, form: Form, shared: int) -> Found | No
 def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str, int]:
     """Returns the constants that the kernel is compiled with."""
     weight = product.weight
-    assert isinstance(weight, Packed)
+    assert isinstance(weight, PackedMatrix)
     return {
         "BITS": weight.form.bits,
         "MIDDLE": int(weight.form.has_middle),

@@ -13,7 +13,7 @@ from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processo
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.kernels.packed import expand_kernel
 from glassloop.ops.torch.matrix import MatrixProduct
-from glassloop.ops.torch.packed import Packed
+from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.tiles import WIDE, cdiv, sliced_tile_for, tile_for, wide_tile_for
 
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
@@ -48,7 +48,7 @@ class Products:
             return
         rows, out, x, added, weight, bias, gated, activation = product
         width, columns, slices = out.shape[1], weight.shape[1], 1
-        if isinstance(weight, Packed):
+        if isinstance(weight, PackedMatrix):
             weight, slices = self._expand(weight, launch), packed_linear.SLICES
         weight_rows = 2 * width if gated else width
         wide = self.processors > 0 and rows >= WIDE and columns % 8 == 0 and slices == 1
@@ -89,7 +89,7 @@ class Products:
             settings |= {"SWAPPED": tile.swapped, "EVEN": even, "AHEAD": ahead, "SLICES": slices}
             launch(linear.linear_kernel, (tiles,), x, weight, *sizes, x.stride(0), **settings)
 
-    def _expand(self, weight: Packed, launch: Callable[..., None]) -> torch.Tensor:
+    def _expand(self, weight: PackedMatrix, launch: Callable[..., None]) -> torch.Tensor:
         """Returns a packed matrix in half precision, until the next call."""
         rows, columns = weight.shape
         if self._expanded.numel() < rows * columns:

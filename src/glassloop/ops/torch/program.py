@@ -17,25 +17,25 @@ from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
 from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, memory_errors
 from glassloop.ops.torch.launcher import Launcher, head_block
-from glassloop.ops.torch.packed import Packed
+from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.pages import TorchPages
-from glassloop.ops.torch.recorder import Recorder, Value
+from glassloop.ops.torch.recorder import TorchRecorder, TorchValue
 from glassloop.ops.torch.rows import DeviceRows, Timer
-from glassloop.ops.torch.step import Heads, Numbers, Step, check_batch
+from glassloop.ops.torch.step import DeviceStep, Heads, Numbers, check_batch
 from glassloop.ops.torch.weights import prepare_weights
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
 
 
-class Program:
+class CudaProgram:
     """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
 
-    def __init__(self, recorder: Recorder, results: list[Value]) -> None:
+    def __init__(self, recorder: TorchRecorder, results: list[TorchValue]) -> None:
         calls = recorder.calls
         homes, self._needs = recorder.lay_out(results)
         self._results = [homes[result.id] for result in results]
         self._settings = prepare_weights(calls)
-        self.is_packed = any(isinstance(each.get("weight"), Packed) for each in self._settings)
+        self.is_packed = any(isinstance(each.get("weight"), PackedMatrix) for each in self._settings)
         self._launcher = Launcher()
         # Of each call: the method that launches it, whether it computes the wanted rows only, its buffers.
         self._launches = [
@@ -151,7 +151,7 @@ class Program:
             ]
             self._capacity = capacity
 
-    def _compute(self, step: Step) -> None:
+    def _compute(self, step: DeviceStep) -> None:
         """Launches the kernels of all calls."""
         if self._launcher.begin(step, self._head_counts):
             self._graphs.clear()

@@ -1,9 +1,9 @@
 """Records the calls of one forward pass, in the form in which the kernels compute them.
 
-A `Value` stands for an array [rows, width] that does not exist yet. Products and norms are not recorded when
-they are called but when they are used, since their use decides how: three products of one input that go into
-attention become one, two that go into a gate become one with the gate in it, a product that is added to the
-residual stream adds it itself, and a norm is written in half precision if a product reads it.
+A `TorchValue` stands for an array [rows, width] that does not exist yet. Products and norms are not recorded
+when they are called but when they are used, since their use decides how: three products of one input that go
+into attention become one, two that go into a gate become one with the gate in it, a product that is added to
+the residual stream adds it itself, and a norm is written in half precision if a product reads it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RANK_STEP = 16  # columns in which a sum over the rank of adapters is computed at a time
 
 
-class Value(NamedTuple):
+class TorchValue(NamedTuple):
     """The output of a call: an array [rows, width]."""
 
     id: int  # the number of the call
@@ -33,7 +33,7 @@ class Value(NamedTuple):
     half: bool  # in half precision; else float32
 
 
-class Norm(NamedTuple):
+class RecordedNorm(NamedTuple):
     """How rows or heads are normalized."""
 
     weight: torch.Tensor
@@ -45,9 +45,9 @@ class Norm(NamedTuple):
 class Normed:
     """A norm of x, which is computed in the precision in which it is used."""
 
-    x: Value
-    norm: Norm
-    made: dict[bool, Value] = field(default_factory=dict)  # by `half`
+    x: TorchValue
+    norm: RecordedNorm
+    made: dict[bool, TorchValue] = field(default_factory=dict)  # by `half`
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,24 +62,24 @@ class Angles:
 class Product:
     """A linear layer of x, perhaps split into heads, each of them normalized and rotated."""
 
-    x: Value | Normed
+    x: TorchValue | Normed
     matrix: TorchMatrix
     bias: torch.Tensor | None
     heads: int = 0  # 0: not split
-    norm: Norm | None = None
+    norm: RecordedNorm | None = None
     angles: Angles | None = None
     parts: Sequence[LowRank | None] | None = None  # what adapters add to it, by their numbers
 
 
-Lazy = Value | Normed | Product
+Lazy = TorchValue | Normed | Product
 
 
-class Call(NamedTuple):
+class TorchCall(NamedTuple):
     """One call of the forward pass; `kind` names a method of `Launcher`, which takes the settings."""
 
     kind: str
-    out: Value
-    inputs: tuple[Value, ...]
+    out: TorchValue
+    inputs: tuple[TorchValue, ...]
     settings: dict[str, Any]
 
 
@@ -91,29 +91,29 @@ class Buffer(NamedTuple):
     half: bool
 
 
-class Recorder:
+class TorchRecorder:
     """The calls of a forward pass, in order, and the buffers for their outputs."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[TorchCall] = []
 
     def call(
         self,
         kind: str,
         width: int,
-        *inputs: Value,
+        *inputs: TorchValue,
         half: bool = False,
         wanted: bool = False,
         **settings: Any,
-    ) -> Value:
+    ) -> TorchValue:
         """Records a call and returns its output, which has the wanted rows only if its input has."""
-        out = Value(len(self.calls), width, wanted or any(value.wanted for value in inputs), half)
-        self.calls.append(Call(kind, out, inputs, settings))
+        out = TorchValue(len(self.calls), width, wanted or any(value.wanted for value in inputs), half)
+        self.calls.append(TorchCall(kind, out, inputs, settings))
         return out
 
-    def value(self, lazy: Lazy, half: bool = False) -> Value:
+    def value(self, lazy: Lazy, half: bool = False) -> TorchValue:
         """Returns the array of a value, a norm or a product; `half` is the precision of a norm's output."""
-        if isinstance(lazy, Value):
+        if isinstance(lazy, TorchValue):
             return lazy
         if isinstance(lazy, Normed):
             if half not in lazy.made:
@@ -124,14 +124,14 @@ class Recorder:
             return made
         return self.call("heads", made.width, made, half=True, product=lazy)
 
-    def half(self, lazy: Lazy) -> Value:
+    def half(self, lazy: Lazy) -> TorchValue:
         """Returns a value in half precision, as products read it."""
         value = self.value(lazy, half=True)
         return value if value.half else self.call("cast", value.width, value, half=True)
 
     def product(
-        self, products: Sequence[Product], residual: Value | None = None, in_turn: bool = False
-    ) -> Value:
+        self, products: Sequence[Product], residual: TorchValue | None = None, in_turn: bool = False
+    ) -> TorchValue:
         """Records products of one input as one, with their outputs beside each other or, if `in_turn`, an
         output of each in turn. What adapters add is added before the residual."""
         x, width = self.half(products[0].x), sum(each.matrix.out for each in products)
@@ -143,7 +143,7 @@ class Recorder:
         made = self.call("up", width, made, narrow, products=products, in_turn=in_turn)
         return made if residual is None else self.call("add", width, residual, made)
 
-    def gated(self, gate: Product, up: Product, activation: int) -> Value:
+    def gated(self, gate: Product, up: Product, activation: int) -> TorchValue:
         """Records activated(gate) * up, for two products of one input."""
         if _is_adapted([gate, up]):
             both = self.product([gate, up], in_turn=True)
@@ -153,7 +153,7 @@ class Recorder:
             "linear", width, x, half=True, products=[gate, up], gated=True, activation=activation
         )
 
-    def lay_out(self, results: Sequence[Value]) -> tuple[dict[int, int], list[Buffer]]:
+    def lay_out(self, results: Sequence[TorchValue]) -> tuple[dict[int, int], list[Buffer]]:
         """Assigns a buffer to each value. A buffer is used again after the last read of its value; a result
         has a buffer to itself."""
         kept = {result.id for result in results}

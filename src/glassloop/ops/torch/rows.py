@@ -155,7 +155,7 @@ def download(values: torch.Tensor) -> torch.Tensor:
     return host.float() if host.dtype is torch.bfloat16 else host
 
 
-class StartedChoices:
+class DeviceChoices:
     """Choices from rows on the device that it has begun to make; implements `ops/rows.py:Started`."""
 
     def __init__(
@@ -216,12 +216,12 @@ class DeviceChooser:
             return native.choose(logits, lines, record)
         return self.start(logits, lines).finish(record)[0]
 
-    def start(self, logits: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
+    def start(self, logits: DeviceRows, lines: Sequence[Line]) -> DeviceChoices:
         """Looks through rows of logits on the device for what each line needs, and predicts its token."""
         with torch.inference_mode(), memory_errors(f"the choice of {len(lines)} tokens"):
             return self._start(logits, lines)
 
-    def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> StartedChoices:
+    def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> DeviceChoices:
         _, width = rows.shape
         asked = [asked_of(request, width) for request, _, _ in lines]
         # What no prediction needs is computed beside the next step, from rows that stay.
@@ -298,7 +298,7 @@ class DeviceChooser:
             self._done = None if INTERPRETED else torch.cuda.current_stream().record_event()
         view = made.numpy().view(np.uint8)
         tokens = view[tokens_at:].view(np.int32)[:count]
-        return StartedChoices(
+        return DeviceChoices(
             rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens, self._done
         )
 

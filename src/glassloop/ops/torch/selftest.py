@@ -22,7 +22,7 @@ from glassloop.ops.torch.kept import keep, read_kept
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.kernels import packed as packed_kernels
 from glassloop.ops.torch.matrix import MatrixProduct
-from glassloop.ops.torch.packed import Packed
+from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.tile_table import table_text
 from glassloop.ops.torch.tiles import WIDE, table_in_use, tile_for, wide_tile_for
 
@@ -87,7 +87,7 @@ def _packed_rows_differing(x: torch.Tensor, added: torch.Tensor) -> int:
     all rows, and the one for few rows."""
     codes = torch.arange(_WIDTH * _COLUMNS, device=DEVICE).view(_WIDTH, -1).mul(2654435761) >> 7
     scale = codes[:, : _COLUMNS // 32].remainder(61).add(1).div(64).half()
-    weight = Packed.of((codes & 15).to(torch.int8) - 8, scale, scale / 3, 4)
+    weight = PackedMatrix.of((codes & 15).to(torch.int8) - 8, scale, scale / 3, 4)
     launcher, differing = products.Products(), 0
     made = [
         MatrixProduct(rows, torch.empty_like(added[:rows]), x, added, weight) for rows in (len(x), 1, 2, 9)

@@ -49,7 +49,7 @@ class AdapterTiles(NamedTuple):
     counts: Any
 
 
-class Step(NamedTuple):
+class DeviceStep(NamedTuple):
     """One batch on the device."""
 
     rows: int
@@ -160,7 +160,7 @@ class Numbers:
         """The tokens of the batch that was uploaded last, on the device."""
         return self._device[self._parts[0]]
 
-    def step(self, pages: Sequence[TorchPages]) -> Step:
+    def step(self, pages: Sequence[TorchPages]) -> DeviceStep:
         """Returns the batch that was uploaded last."""
         placed = [self._device[part] for part in self._parts]
         tokens, positions, row_table, row_stride, wanted, *tiles, _ = placed
@@ -171,7 +171,7 @@ class Numbers:
         slots, reach = positions, None
         if self._has_reach:
             slots, reach, *tiles = tiles
-        return Step(
+        return DeviceStep(
             *self._sizes,
             ids,
             row_table,

@@ -8,7 +8,7 @@ from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.torch.tiles import ANY, Table, Tile, most_stages, output_bytes
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 
 def table_text(table: Table) -> str:

@@ -11,10 +11,10 @@ import torch
 
 from glassloop.ops.torch.device import DEVICE, HALF, check_room, keeps_packed
 from glassloop.ops.torch.matrix import TorchMatrix
-from glassloop.ops.torch.recorder import Call, Product, widest_rank
+from glassloop.ops.torch.recorder import Product, TorchCall, widest_rank
 
 
-def prepare_weights(calls: Sequence[Call]) -> list[dict[str, Any]]:
+def prepare_weights(calls: Sequence[TorchCall]) -> list[dict[str, Any]]:
     """Returns the settings of calls with the weights on the device; raises if these do not fit there."""
     groups = {tuple(found) for call in calls if (found := _matrices(call))}
     expanded, packed = (
@@ -27,14 +27,14 @@ def prepare_weights(calls: Sequence[Call]) -> list[dict[str, Any]]:
     return [_with_weights(call) for call in calls]
 
 
-def _matrices(call: Call) -> list[TorchMatrix]:
+def _matrices(call: TorchCall) -> list[TorchMatrix]:
     """Returns the matrices of a call, which are joined."""
     if call.kind == "embed":
         return [call.settings["table"]]
     return [product.matrix for product in call.settings.get("products", ())]
 
 
-def _with_weights(call: Call) -> dict[str, Any]:
+def _with_weights(call: TorchCall) -> dict[str, Any]:
     """Returns the settings of a call, with arrays on the device in place of matrices and products."""
     settings = dict(call.settings)
     if call.kind == "embed":

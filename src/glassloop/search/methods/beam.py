@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from glassloop.search.methods.options import Method, text, whole
+from glassloop.search.methods.options import BuiltInMethod, text, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 
 
 @dataclass
-class Beam(Method):
+class BeamSearch(BuiltInMethod):
     """Runs n paths until each has completed a step, keeps the best `keep` of them, and lets those continue as
     n paths again: each in its own way, and as forks with new luck. The judge's score counts; without a judge
     the mean log-probability of the tokens."""

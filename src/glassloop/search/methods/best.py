@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from glassloop.search.methods.options import Method, whole
+from glassloop.search.methods.options import BuiltInMethod, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import best_judged
 
 
 @dataclass
-class Best(Method):
+class Best(BuiltInMethod):
     """Starts n paths, `width` of them at a time, and verifies each at its end. The first that passes is the
     answer, and the others stop; if none passes, the one with the highest score."""
 

@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from glassloop.decode.sampling import Sampling
 from glassloop.search.confidence import WINDOW, lowest_group, reached_by, token_confidences
-from glassloop.search.methods.options import MOST_PATHS, Method, number, whole
+from glassloop.search.methods.options import MOST_PATHS, BuiltInMethod, number, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import consensus, elect, votes_of
 
 
 @dataclass
-class Confidence(Method):
+class Confidence(BuiltInMethod):
     """Confidence-weighted, filtered voting that stops paths of low confidence while they are written."""
 
     name: ClassVar[str] = "confidence"

@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from glassloop.search.methods.options import Method, text, whole
+from glassloop.search.methods.options import BuiltInMethod, text, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import elect
 
 
 @dataclass
-class Forcing(Method):
+class Forcing(BuiltInMethod):
     """Continues each of n paths with `wait` when the model ends it, `waits` times. After `thinking` tokens
     that have not come to an end it forces `end`, and the model answers. Each continuation is a fork: what the
     model had ended stays. Answers with the most frequent value of the last paths."""

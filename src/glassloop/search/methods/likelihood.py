@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from glassloop.search.confidence import likelihood
-from glassloop.search.methods.options import Method, one_of, whole
+from glassloop.search.methods.options import BuiltInMethod, one_of, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import voters
 
 
 @dataclass
-class Likelihood(Method):
+class Likelihood(BuiltInMethod):
     """Starts n paths and answers with the one that the model finds most likely: by the mean of the
     log-probabilities of its tokens, or by their sum."""
 

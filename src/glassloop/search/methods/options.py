@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from glassloop.errors import GlassloopError
 from glassloop.search.search import Search
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 MOST_PATHS = 1024
 
 
 @dataclass
-class Method(Search):
+class BuiltInMethod(Search):
     """A built-in method. Attributes that begin with an underscore are the state of a search."""
 
     name: ClassVar[str] = ""

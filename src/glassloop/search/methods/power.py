@@ -11,14 +11,14 @@ from typing import ClassVar
 from glassloop.decode.sampling import Sampling
 from glassloop.edit.accept import ended, suffix_ratio
 from glassloop.edit.dice import Dice
-from glassloop.search.methods.options import Method, number, whole
+from glassloop.search.methods.options import BuiltInMethod, number, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import elect
 
 
 @dataclass
-class Power(Method):
+class Power(BuiltInMethod):
     """Runs n chains. Each draws a text, and then `steps` times the rest of it anew from a random token on;
     the new text is accepted with the probability that makes p^alpha the limit. Answers with the most frequent
     value of the chains' last texts."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from glassloop.decode.sampling import Sampling
-from glassloop.search.methods.options import Method
+from glassloop.search.methods.options import BuiltInMethod
 from glassloop.search.search import Paths
 
 
 @dataclass
-class Single(Method):
+class Single(BuiltInMethod):
     """One path with the options as they are: what `generate` and `chat` do."""
 
     name: ClassVar[str] = "none"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from glassloop.search.methods.options import Method, text, whole
+from glassloop.search.methods.options import BuiltInMethod, text, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import BY_METHOD, Path
 from glassloop.search.voting import best_judged
 
 
 @dataclass
-class Tree(Method):
+class Tree(BuiltInMethod):
     """Goes down one path, or `width` at a time, and verifies it at its end. If it fails, or a judge rejects a
     step of it, the search goes back to the last step that has been continued fewer than `children` times and
     continues from there with new luck; the cache has all that came before."""

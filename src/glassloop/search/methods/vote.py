@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from glassloop.search.confidence import likelihood
-from glassloop.search.methods.options import Method, one_of, whole
+from glassloop.search.methods.options import BuiltInMethod, one_of, whole
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import elect
 
 
 @dataclass
-class Vote(Method):
+class Vote(BuiltInMethod):
     """Starts n paths and answers with the most frequent value. Ties go to the value whose paths the model
     finds most likely, by the mean over the paths of the mean log-probability of a token."""
 

@@ -13,7 +13,7 @@ from glassloop.search.own import OWN_VERIFIERS
 from glassloop.search.verdict import TimedVerifier, Verdict, Verifier
 from glassloop.search.verify.json_schema import check_schema, mismatch
 from glassloop.search.verify.patterns import check_pattern, is_found
-from glassloop.shown import cut, shown
+from glassloop.util.shown import cut, shown
 
 
 def number_equals(expected: str | float) -> Verifier:

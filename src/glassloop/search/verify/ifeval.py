@@ -19,7 +19,7 @@ from typing import Any
 from glassloop.errors import GlassloopError
 from glassloop.search.verdict import Verdict
 from glassloop.search.verify.sentences import count_words, split_sentences, words
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 LONGEST = 200_000  # characters of an answer
 _NEEDS_LANGUAGE = (

@@ -15,7 +15,7 @@ from typing import Any
 from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.search.verify.patterns import check_pattern, is_found, pattern_seconds
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 _DEEPEST = 64
 _MOST = 100_000  # schemas and entries of `enum` that are looked at for one value, the same ones each time

@@ -18,11 +18,11 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from glassloop.child import Child, Patience
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.child import Child, Patience
+from glassloop.util.shown import shown
 
 LONGEST_PATTERN = 2000  # characters
 SECONDS = 2.0  # for one search, or for all patterns of a schema

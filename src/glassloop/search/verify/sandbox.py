@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from glassloop.child import Child, Patience
 from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
-from glassloop.shown import printable
+from glassloop.util.child import Child, Patience
+from glassloop.util.shown import printable
 
 _SCRIPT = Path(__file__).with_name("sandbox_child.py")
 _SECONDS_TO_START = 30.0  # on a busy machine; the program does not run yet
@@ -29,7 +29,7 @@ _MOST_TOLD = 2000  # characters of what a program says
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """What a program in the sandbox may take."""
 
     seconds: float = 5.0
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SandboxOutcome:
     """What became of a program: the results of its parts, and why it ended early if it did."""
 
     results: tuple[bool | float | str, ...]  # a text says what went wrong
@@ -61,14 +61,14 @@ def run(
     parts: Sequence[str],
     *,
     text: str | None = None,
-    limits: Limits = Limits(),
+    limits: SandboxLimits = SandboxLimits(),
     until: Deadline | None = None,
-) -> Outcome:
+) -> SandboxOutcome:
     """Runs a Python program, and then its parts one after the other: further code, or with `text` the names
     of functions that are called with it. Raises GlassloopError where there is no sandbox, `TimedOut` or
     `Cancelled` if the deadline is over."""
     if len(program) + sum(map(len, parts)) + len(text or "") > LONGEST_PROGRAM:
-        return Outcome((), f"it is longer than {LONGEST_PROGRAM} characters")
+        return SandboxOutcome((), f"it is longer than {LONGEST_PROGRAM} characters")
     task = {"program": program, "parts": list(parts), "text": text, "call": text is not None}
     if until is not None:
         until.check()
@@ -83,10 +83,10 @@ def run(
 @cache
 def check_available() -> None:
     """Raises GlassloopError if there is no sandbox on this machine."""
-    run("", [], limits=Limits(seconds=30))
+    run("", [], limits=SandboxLimits(seconds=30))
 
 
-def _start(task: dict[str, Any], limits: Limits) -> Child:
+def _start(task: dict[str, Any], limits: SandboxLimits) -> Child:
     try:
         child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], {"PATH": os.defpath, "LANG": "C.UTF-8"})
     except OSError as error:
@@ -105,15 +105,15 @@ def _start(task: dict[str, Any], limits: Limits) -> Child:
     return child
 
 
-def _outcome(child: Child, limits: Limits) -> Outcome:
+def _outcome(child: Child, limits: SandboxLimits) -> SandboxOutcome:
     try:
         answer = child.receive(Patience(limits.seconds), 8 * limits.output + (1 << 20))
     except TimeoutError:
-        return Outcome((), f"it takes more than {limits.seconds:g} seconds")
+        return SandboxOutcome((), f"it takes more than {limits.seconds:g} seconds")
     except ValueError:
-        return Outcome((), "it writes to where it must not")
+        return SandboxOutcome((), "it writes to where it must not")
     if answer is None:
-        return Outcome((), _cause_of_death(child.wait(), limits))
+        return SandboxOutcome((), _cause_of_death(child.wait(), limits))
     try:
         told = json.loads(answer)
         results = tuple(
@@ -122,12 +122,12 @@ def _outcome(child: Child, limits: Limits) -> Outcome:
             if isinstance(each, (bool, int, float, str))
         )
         failed = None if told["failed"] is None else printable(str(told["failed"]), _MOST_TOLD)
-        return Outcome(results, failed, printable(str(told["printed"]), _MOST_TOLD))
+        return SandboxOutcome(results, failed, printable(str(told["printed"]), _MOST_TOLD))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Outcome((), "it writes to where it must not")
+        return SandboxOutcome((), "it writes to where it must not")
 
 
-def _cause_of_death(status: int, limits: Limits) -> str:
+def _cause_of_death(status: int, limits: SandboxLimits) -> str:
     if status == -24:  # SIGXCPU
         return f"it takes more than {limits.seconds:g} seconds"
     return "it ended its process" if status >= 0 else f"it was ended by signal {-status}"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.search.verdict import TimedVerifier, Verdict, Verifier
-from glassloop.search.verify.sandbox import Limits, check_available, run
-from glassloop.shown import cut
+from glassloop.search.verify.sandbox import SandboxLimits, check_available, run
+from glassloop.util.shown import cut
 
 _FENCED = re.compile(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 MOST_TESTS = 1000
@@ -21,7 +21,7 @@ def code_of(text: str) -> str:
     return "\n\n".join(blocks) if blocks else text
 
 
-def unit_tests(tests: str | Sequence[str], *, limits: Limits = Limits()) -> Verifier:
+def unit_tests(tests: str | Sequence[str], *, limits: SandboxLimits = SandboxLimits()) -> Verifier:
     """Returns a verifier: the code of the text passes all tests, each a piece of Python such as
     `assert add(2, 3) == 5`. The score is the share that it passes."""
     parts = [tests] if isinstance(tests, str) else list(tests)
@@ -40,7 +40,7 @@ def unit_tests(tests: str | Sequence[str], *, limits: Limits = Limits()) -> Veri
     return TimedVerifier(verify, check_available)
 
 
-def python_check(source: str, name: str = "check", *, limits: Limits = Limits()) -> Verifier:
+def python_check(source: str, name: str = "check", *, limits: SandboxLimits = SandboxLimits()) -> Verifier:
     """Returns a verifier: a function of a Python program, called with the text in the sandbox. It returns
     True, False or a score from 0 to 1."""
 

@@ -8,6 +8,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from glassloop.record.run import Run
+from glassloop.record.run_name import CHAT
+from glassloop.record.token import Token
 from glassloop.server.errors import ERRORS, invalid, unsupported
 from glassloop.server.fields import Name, TemplateValues, Whole, many, word_or
 from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
@@ -29,9 +32,6 @@ from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED
-from glassloop.trace.run import Run
-from glassloop.trace.run_name import CHAT
-from glassloop.trace.token import Token
 
 
 class ChatBody(ChoicesBody):
@@ -111,19 +111,19 @@ def router(service: Service) -> APIRouter:
     )
     async def chat(request: Request, body: ChatBody) -> Response:
         if body.search is None:
-            return await respond(service, request, body, Chat)
+            return await respond(service, request, body, ChatChoices)
         if body.diffusion is not None:
             raise invalid(
                 "diffusion", "diffusion is given with search, whose paths are written from left to right"
             )
-        from glassloop.server.openai.search import SearchChat  # which is made from `Chat`
+        from glassloop.server.openai.search import SearchChat  # which is made from `ChatChoices`
 
         return await respond(service, request, body, SearchChat)
 
     return routes
 
 
-class Chat(Choices):
+class ChatChoices(Choices):
     """The answer of the model, or `n` of them, to a conversation."""
 
     id_prefix, kind, chunk_kind = CHAT, "chat.completion", "chat.completion.chunk"

@@ -13,6 +13,9 @@ from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.errors import SamplingError
+from glassloop.record.run import Run
+from glassloop.record.run_name import COMPLETION
+from glassloop.record.token import Token
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.fields import Prompts
 from glassloop.server.openai.generation import (
@@ -30,9 +33,6 @@ from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED
-from glassloop.trace.run import Run
-from glassloop.trace.run_name import COMPLETION
-from glassloop.trace.token import Token
 
 _MOST_LOGPROBS = 20
 

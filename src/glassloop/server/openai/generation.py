@@ -17,8 +17,10 @@ from starlette.responses import Response
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
-from glassloop.engine.revise import Held
+from glassloop.engine.tasks.revise import Held
 from glassloop.errors import SamplingError
+from glassloop.record.run import Run
+from glassloop.record.token import Alternative, Token
 from glassloop.server.diffusion import DiffusionOptions, diffused
 from glassloop.server.errors import APIError, as_api_error, invalid
 from glassloop.server.fields import many
@@ -27,8 +29,6 @@ from glassloop.server.options import Body, SamplingOptions
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
-from glassloop.trace.run import Run
-from glassloop.trace.token import Alternative, Token
 
 B = TypeVar("B", bound=Body)
 

@@ -13,6 +13,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from glassloop.record.messages import text_of
+from glassloop.record.run import Run
+from glassloop.record.run_name import RESPONSE
 from glassloop.server.errors import ERRORS, invalid
 from glassloop.server.openai.generation import run_headers, token_logprob
 from glassloop.server.openai.responses import (
@@ -30,9 +33,6 @@ from glassloop.server.runs.routes import Id
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
-from glassloop.trace.messages import text_of
-from glassloop.trace.run import Run
-from glassloop.trace.run_name import RESPONSE
 
 
 class DeletedResponse(BaseModel):

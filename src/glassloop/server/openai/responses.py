@@ -11,6 +11,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from glassloop.record.run import Run
+from glassloop.record.run_name import MESSAGE, RESPONSE
+from glassloop.record.token import Token
 from glassloop.server.errors import ERRORS, APIError, invalid, unsupported
 from glassloop.server.fields import (
     MOST_MESSAGES,
@@ -37,9 +40,6 @@ from glassloop.server.operation.bodies import BodyRoute
 from glassloop.server.options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
 from glassloop.server.streaming import STREAMED, event
-from glassloop.trace.run import Run
-from glassloop.trace.run_name import MESSAGE, RESPONSE
-from glassloop.trace.token import Token
 
 LOGPROBS = "message.output_text.logprobs"
 

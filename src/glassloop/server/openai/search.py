@@ -26,7 +26,7 @@ from glassloop.search.search import Search
 from glassloop.search.solution import Solution
 from glassloop.search.solve import MAX_TOKENS, TEMPERATURE, named_extractor, named_verifier, submit, withdraw
 from glassloop.server.errors import APIError, as_api_error, invalid, shutting_down
-from glassloop.server.openai.chat import Chat, ChatBody
+from glassloop.server.openai.chat import ChatBody, ChatChoices
 from glassloop.server.openai.generation import run_headers
 from glassloop.server.openai.search_body import SearchBody
 from glassloop.server.service import Service
@@ -37,7 +37,7 @@ _PROGRESS = 1.0  # seconds between two reports of a stream
 _BRANCHES = 8  # times the most choices of a request: all branches of one search
 
 
-class SearchChat(Chat):
+class SearchChat(ChatChoices):
     """A chat that is answered by a search."""
 
     def __init__(self, service: Service, body: ChatBody) -> None:

@@ -18,15 +18,15 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.option import children
 from glassloop.decode.sampling import CONSTRAINTS, Sampling
 from glassloop.errors import SamplingError
+from glassloop.record.run import Run
 from glassloop.server.errors import invalid
 from glassloop.server.fields import Name, check_type
 from glassloop.server.openai.call_forms import HERMES, PLAIN, PYTHON_TAG, CallForm, form_of
 from glassloop.server.openai.conversation import Tool
 from glassloop.server.options import Body, make_sampling
 from glassloop.server.service import Service
-from glassloop.shown import shown
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.trace.run import Run
+from glassloop.util.shown import shown
 
 # The spaces of the arguments, as templates write them. A small model may write white space without an end.
 _SPACES = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}

@@ -23,7 +23,7 @@ from glassloop.server.operation.bodies import too_large
 from glassloop.server.operation.clients import client_of, offered_keys, remember_key
 from glassloop.server.service import Service
 from glassloop.server.streaming import ClientGone
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 _OPEN = ("/health", "/ready")  # needs no key
 PROBES = (*_OPEN, "/metrics")  # what machines ask for every few seconds

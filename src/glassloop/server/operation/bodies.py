@@ -34,7 +34,7 @@ from glassloop.server.fields import texts_in
 from glassloop.server.operation.clients import client_of
 from glassloop.server.operation.workers import Pools
 from glassloop.server.streaming import ClientGone
-from glassloop.shown import printable
+from glassloop.util.shown import printable
 
 LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared in the pool for long ones
 # Lists and objects, and keys, in one body. They are counted in its bytes, so those inside texts count too.

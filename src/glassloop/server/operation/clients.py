@@ -79,7 +79,7 @@ def owner_of_runs() -> str:
     return owner if owner.startswith(_KEY) else ""
 
 
-class Places:
+class SharedPlaces:
     """Places that clients share, such as open streams. A client may have as many as would still be free for
     others if it took one more: alone it has half of them, and a new one always finds some."""
 

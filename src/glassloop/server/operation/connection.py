@@ -30,7 +30,7 @@ class ConnectionLimits:
     connections: int = 1024
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """uvicorn's protocol for one connection, within `ConnectionLimits`."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
@@ -63,7 +63,9 @@ class Connection(HttpToolsProtocol):
     def _make_room(self) -> bool:
         """Closes the connection that has waited longest without a request to answer. Returns whether there
         was one."""
-        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        others = [
+            each for each in self.connections if isinstance(each, ClientConnection) and each is not self
+        ]
         oldest = min(filter(_is_idle, others), key=lambda each: each._began, default=None)
         if oldest is not None:
             oldest.transport.abort()
@@ -161,6 +163,6 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def _is_idle(connection: Connection) -> bool:
+def _is_idle(connection: ClientConnection) -> bool:
     """Returns whether no request is being answered on this connection."""
     return connection.cycle is None or connection.cycle.response_complete

@@ -14,8 +14,8 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
+from glassloop.record.run import Run
 from glassloop.server.operation.settings import LEVELS
-from glassloop.trace.run import Run
 
 _MOST_WAITING = 10_000  # lines
 

@@ -19,8 +19,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from glassloop.engine.protocol import Engine, Statistics
+from glassloop.record.run import Run
 from glassloop.server.runs.storage import RunStorage
-from glassloop.trace.run import Run
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _Row = tuple[str, str, Callable[[Statistics], float]]  # a metric's name, its help text and its value

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.errors import GlassloopError
-from glassloop.shown import shown
+from glassloop.util.shown import shown
 
 LEVELS = ("debug", "info", "warning", "error")  # of lines of the log
 _ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::\d{1,5})?")
@@ -23,7 +23,7 @@ _WHOLE, _SECONDS = "a whole number from 0 up", "seconds from 0 up"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     model: str
     host: str = "127.0.0.1"
     port: int = 8000

@@ -20,12 +20,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from glassloop.errors import GlassloopError
-from glassloop.files import read_at_most
 from glassloop.server.errors import ERRORS, APIError
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
 from glassloop.train.curves import Point, thinned
 from glassloop.train.run_folder import RunFolder
+from glassloop.util.files import read_at_most
 
 _MOST_RUNS = 100  # of a folder: the ones that changed last
 _MOST_CURVES = 64 << 20  # bytes of a run's curves
@@ -50,7 +50,7 @@ class TrainingRun(BaseModel):
     idle: float  # seconds since then
 
 
-class Sample(BaseModel):
+class TrainingSample(BaseModel):
     step: int
     text: str
 
@@ -61,7 +61,7 @@ class TrainingCurves(TrainingRun):
 
     settings: dict[str, Any]
     curves: dict[str, list[tuple[float, float]]]  # loss, lr, norm, validation, tokens_per_second
-    samples: list[Sample]
+    samples: list[TrainingSample]
 
 
 class TrainingList(BaseModel):

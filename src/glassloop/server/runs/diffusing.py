@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
+from glassloop.record.run import Run
 from glassloop.server.diffusion import DiffusionOptions
 from glassloop.server.errors import ERRORS
 from glassloop.server.openai.generation import run_headers
@@ -20,7 +21,6 @@ from glassloop.server.runs.shapes import Summary, frames_of, summary
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, STREAMED, EventStream, unless_gone
-from glassloop.trace.run import Run
 
 _MOST_FRAMES = 1000  # in one answer
 
@@ -72,7 +72,7 @@ class CellShape(BaseModel):
     reason: str | None
 
 
-class FrameShape(BaseModel):
+class PassFrameShape(BaseModel):
     pass_: int = Field(alias="pass")
     first: int
     cells: list[CellShape]
@@ -82,7 +82,7 @@ class Passes(BaseModel):
     run: str
     diffusion: dict[str, Any] | None
     passes: int
-    frames: list[FrameShape]
+    frames: list[PassFrameShape]
     more: bool
 
 

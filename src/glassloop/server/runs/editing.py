@@ -21,6 +21,7 @@ from glassloop.engine.protocol import Engine
 from glassloop.engine.request import draw_seed
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
+from glassloop.record.run import Run
 from glassloop.search.solve import named_verifier
 from glassloop.search.verdict import TimedVerifier
 from glassloop.server.errors import ERRORS, invalid
@@ -32,7 +33,6 @@ from glassloop.server.options import Body, SamplingOptions, make_sampling, optio
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
-from glassloop.trace.run import Run
 
 Method = Literal["rerank", "metropolis"]
 InfillMethod = Literal["rerank", "metropolis", "holes"]
@@ -117,7 +117,7 @@ class ProposalShape(BaseModel):
     line: str
 
 
-class FrameShape(BaseModel):
+class EditFrameShape(BaseModel):
     """The text at one moment of an edit, in three parts: the span that was replaced last, and what is around
     it."""
 
@@ -145,7 +145,7 @@ class EditShape(BaseModel):
     run: str | None
     tree: str
     proposals: list[ProposalShape]
-    frames: list[FrameShape]
+    frames: list[EditFrameShape]
 
 
 def router(service: Service) -> APIRouter:

@@ -17,6 +17,11 @@ from glassloop.decode.explain import Explanation
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.replay import NoSuchToken, check_run
 from glassloop.errors import GlassloopError
+from glassloop.record.format.file_limits import FileLimits
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.run import Run
+from glassloop.record.store.listing import Listing
+from glassloop.record.views.page import MOST_RUNS, page
 from glassloop.server.errors import ERRORS, APIError
 from glassloop.server.operation.clients import client_of, owner_of_runs
 from glassloop.server.runs import shapes
@@ -24,11 +29,6 @@ from glassloop.server.runs.routes import Id
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.html.page import MOST_RUNS, page
-from glassloop.trace.limits import Limits
-from glassloop.trace.listing import Listing
-from glassloop.trace.run import Run
 
 _MEDIA_TYPE = "application/vnd.glassloop.run"
 _HTML = "text/html"
@@ -148,7 +148,7 @@ class _Importer:
         context = service.llm.config.context
         columns = max(8 << 20, context * _TOKEN_BYTES)
         most = 2 * max(context, _TOKENS)  # a token of the prompt may have a record too
-        self._limits = Limits(header=4 << 20, columns=columns, total=columns + (4 << 20), tokens=most)
+        self._limits = FileLimits(header=4 << 20, columns=columns, total=columns + (4 << 20), tokens=most)
 
     async def take(self, client: str, data: bytes) -> Response:
         """Adds the run of a file to the index. The same file again, or one of a run that is here, is answered

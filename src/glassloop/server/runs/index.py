@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from glassloop.record.run import Run
+from glassloop.record.store.database import Stop
+from glassloop.record.store.entry import KeptRun
+from glassloop.record.store.listing import Listing
 from glassloop.server.errors import APIError
 from glassloop.server.operation.clients import owner_of_runs
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs.state import ELSEWHERE, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage, answered
-from glassloop.trace.database import Stop
-from glassloop.trace.entry import Kept
-from glassloop.trace.listing import Listing
-from glassloop.trace.run import Run
 
 _SEARCH = 10.0  # seconds that a search may take
 _MOST_REMOVED = 10_000  # ids of removed runs that are remembered
@@ -129,7 +129,7 @@ class RunIndex:
 
     async def newest(
         self, listing: Listing, client: str, brief: bool = False
-    ) -> tuple[Sequence[RunState | Kept], bool]:
+    ) -> tuple[Sequence[RunState | KeptRun], bool]:
         """Returns a part of the list of runs, those in the storage by their columns alone, and whether there
         are more. If `brief`, texts may be cut."""
         limit = listing.limit or 0
@@ -140,7 +140,7 @@ class RunIndex:
         else:
             kept = [] if self.storage is None else await self.storage.list(asked, brief)
             found = _select(self.states, listing)
-        ordered: list[tuple[float, str, RunState | Kept]] = [
+        ordered: list[tuple[float, str, RunState | KeptRun]] = [
             (each.added, each.entry.id, each)
             for each in kept
             if each.entry.id not in self._removed and each.entry.id not in self._states
@@ -151,12 +151,12 @@ class RunIndex:
 
     async def _search(
         self, listing: Listing, client: str, brief: bool
-    ) -> tuple[Sequence[Kept], Sequence[RunState]]:
+    ) -> tuple[Sequence[KeptRun], Sequence[RunState]]:
         """Returns the runs with a text in them, of the storage and of those in memory. It ends after some
         seconds, and when the caller is cancelled."""
         stop = Stop(_SEARCH)
 
-        def work(states: Sequence[RunState]) -> tuple[Sequence[Kept], Sequence[RunState]]:
+        def work(states: Sequence[RunState]) -> tuple[Sequence[KeptRun], Sequence[RunState]]:
             kept = [] if self.storage is None else self.storage.search(listing, brief, stop)
             return kept, _select(states, listing, stop)
 

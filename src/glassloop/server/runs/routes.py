@@ -15,6 +15,8 @@ from starlette.responses import Response
 from glassloop.decode.sampling import merge_options
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.engine.request_maker import Prompt
+from glassloop.record.run_name import run_id
+from glassloop.record.store.listing import MOST_SEARCH, Listing
 from glassloop.server.diffusion import DiffusionOptions, diffused
 from glassloop.server.errors import ERRORS, invalid, too_many
 from glassloop.server.fields import Ids, Name, Whole, many
@@ -26,8 +28,6 @@ from glassloop.server.runs import shapes
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event, unless_gone
-from glassloop.trace.listing import MOST_SEARCH, Listing
-from glassloop.trace.run_name import run_id
 
 Id = Annotated[str, Path(max_length=64), AfterValidator(run_id)]  # of a run, or of an answer
 _AT_ONCE = 16  # events of a log that are sent without a break
@@ -69,7 +69,7 @@ class ForkBody(BranchBody):
     token: Whole | Name | None = None
 
 
-class EditBody(BranchBody):
+class TextForkBody(BranchBody):
     text: str = Field(min_length=1)
 
 
@@ -168,7 +168,7 @@ def router(service: Service) -> APIRouter:
         return summaries(await _fork(service, request, state, body, token=body.token), 201)
 
     @routes.post("/runs/{id}/edit", response_model=shapes.Runs, status_code=201)
-    async def edit(id: Id, request: Request, body: EditBody) -> Response:
+    async def edit(id: Id, request: Request, body: TextForkBody) -> Response:
         state = await service.runs.get(id)
         return summaries(await _fork(service, request, state, body, text=body.text), 201)
 
@@ -228,13 +228,13 @@ def _options(sampling: Body | None) -> dict[str, Any]:
 
 
 async def _fork(
-    service: Service, request: Request, state: RunState, body: ForkBody | EditBody, **change: Any
+    service: Service, request: Request, state: RunState, body: ForkBody | TextForkBody, **change: Any
 ) -> list[RunState]:
     run = state.run
     await service.runs.count_forks(state)
 
     def prepare() -> EngineRequest:
-        if isinstance(body, EditBody):
+        if isinstance(body, TextForkBody):
             service.check_text(body.text, "text")
         # The options of a run that was read from a file are held to the server's limits like any others.
         before = {**run.options_at(body.at).sampling.to_dict(), "n": 1, "beam_width": 1}

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from glassloop.ops.rows import Float64
+from glassloop.record.run import Run
 from glassloop.search.confidence import WINDOW, group_confidences, reached_by, token_confidences
 from glassloop.search.record import read_record
 from glassloop.server.errors import ERRORS
@@ -19,7 +20,6 @@ from glassloop.server.runs.routes import Id
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.streaming import JSON
-from glassloop.trace.run import Run
 
 _MOST_PATHS = 64  # whose confidence is computed; the first ones
 _MOST_WINDOW = 1 << 20

@@ -11,17 +11,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from glassloop.diffuse.frames import Frames
+from glassloop.record.messages import NO_TEXT, title_of_ids, title_of_text
+from glassloop.record.node import after, root_of
+from glassloop.record.run import Drafts, Run, Timings
+from glassloop.record.store.entry import BRIEF_TEXT, KeptRun
+from glassloop.record.token import Token
+from glassloop.record.worst import around, first_unlikely, luckiest, most_surprising, surprise_bits
 from glassloop.server.openai.tokens import PromptToken, prompt_token
 from glassloop.server.runs.state import ELSEWHERE, Event, RunState, status_of
 from glassloop.server.runs.storage import INTERRUPTED
 from glassloop.server.service import Service
-from glassloop.shown import cut
-from glassloop.trace.entry import BRIEF_TEXT, Kept
-from glassloop.trace.messages import NO_TEXT, title_of_ids, title_of_text
-from glassloop.trace.node import after, root_of
-from glassloop.trace.run import Drafts, Run, Timings
-from glassloop.trace.token import Token
-from glassloop.trace.worst import around, first_unlikely, luckiest, most_surprising, surprise_bits
+from glassloop.util.shown import cut
 
 LEAST = -1e30  # instead of minus infinity, which is no number in JSON
 
@@ -228,7 +228,7 @@ def summary(service: Service, state: RunState) -> dict[str, Any]:
 
 
 def summaries(
-    service: Service, found: Sequence[RunState | Kept], brief: bool = False
+    service: Service, found: Sequence[RunState | KeptRun], brief: bool = False
 ) -> list[dict[str, Any]]:
     """Returns the summaries of runs, or what a brief list shows: of those in the store from their columns
     alone. A row whose columns cannot be understood is left out."""
@@ -258,7 +258,7 @@ def _brief(service: Service, state: RunState) -> dict[str, Any]:
     }
 
 
-def _stored_brief(service: Service, kept: Kept) -> dict[str, Any]:
+def _stored_brief(service: Service, kept: KeptRun) -> dict[str, Any]:
     entry = kept.entry
     finish_reason, _ = _ending(kept)
     same = ("id", "created", "seed", "parent", "tokens")
@@ -274,7 +274,7 @@ def _stored_brief(service: Service, kept: Kept) -> dict[str, Any]:
     }
 
 
-def _ending(kept: Kept) -> tuple[str | None, str | None]:
+def _ending(kept: KeptRun) -> tuple[str | None, str | None]:
     """Returns why a stored run ended: finish_reason and stop_reason."""
     reason = kept.entry.finish_reason
     if reason is None and not kept.is_elsewhere:
@@ -282,7 +282,7 @@ def _ending(kept: Kept) -> tuple[str | None, str | None]:
     return reason, kept.facts.get("stop_reason")
 
 
-def _stored_status(kept: Kept, finish_reason: str | None) -> str:
+def _stored_status(kept: KeptRun, finish_reason: str | None) -> str:
     can_continue = kept.facts["sampling"]["beam_width"] == 1 and kept.facts.get("diffusion") is None
     return ELSEWHERE if kept.is_elsewhere else status_of(finish_reason, can_continue)
 
@@ -294,7 +294,7 @@ def _title(service: Service, state: RunState) -> str:
     return state.title
 
 
-def _stored_title(service: Service, kept: Kept) -> str:
+def _stored_title(service: Service, kept: KeptRun) -> str:
     entry = kept.entry
     if entry.title is not None:
         return entry.title
@@ -304,7 +304,7 @@ def _stored_title(service: Service, kept: Kept) -> str:
     return title_of_ids(service.llm, ids) or f"({len(ids)} tokens)"
 
 
-def _stored_summary(service: Service, kept: Kept) -> dict[str, Any]:
+def _stored_summary(service: Service, kept: KeptRun) -> dict[str, Any]:
     entry, facts = kept.entry, kept.facts
     finish_reason, stop_reason = _ending(kept)
     return {name: facts[name] for name in _OF_FACTS} | {

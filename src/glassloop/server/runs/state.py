@@ -17,10 +17,10 @@ from typing import Literal, NamedTuple
 
 from glassloop.diffuse.frames import Frames
 from glassloop.engine.request import Request
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Run
+from glassloop.record.token import Token
 from glassloop.server.operation.clients import owner_of_runs
-from glassloop.trace.passes import PassRecord
-from glassloop.trace.run import Run
-from glassloop.trace.token import Token
 
 _LONGEST = 0.01  # seconds that the event loop delivers tokens before it does something else
 ELSEWHERE = "elsewhere"  # the status of a run that another server computes now

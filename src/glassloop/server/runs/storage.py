@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from glassloop.errors import StoreError, TraceError
+from glassloop.record.run import Run
+from glassloop.record.store.database import SearchStopped, Stop
+from glassloop.record.store.entry import KeptRun
+from glassloop.record.store.listing import Listing
+from glassloop.record.store.server_name import hold_name
+from glassloop.record.store.store import Store
 from glassloop.server.errors import APIError
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import public_name
 from glassloop.server.runs.state import RunState
-from glassloop.trace.database import SearchStopped, Stop
-from glassloop.trace.entry import Kept
-from glassloop.trace.listing import Listing
-from glassloop.trace.run import Run
-from glassloop.trace.server_name import hold_name
-from glassloop.trace.store import Store
 
 INTERRUPTED = "cancelled", "interrupted: the server ended"  # finish_reason and stop_reason
 _PATIENCE = 5.0  # seconds that a write waits for another process
@@ -202,16 +202,16 @@ class RunStorage:
         """Counts the forks of a run that was read before they were made."""
         await self._read(lambda: self._store.count_forks(run, owner))
 
-    async def list(self, listing: Listing, brief: bool = False) -> Sequence[Kept]:
+    async def list(self, listing: Listing, brief: bool = False) -> Sequence[KeptRun]:
         """Returns a part of the list of runs, the newest first."""
         return await self._read(lambda: self._list(listing, brief))
 
-    def search(self, listing: Listing, brief: bool, stop: Stop) -> Sequence[Kept]:
+    def search(self, listing: Listing, brief: bool, stop: Stop) -> Sequence[KeptRun]:
         """Returns the part of the list of runs that a search finds, on the caller's thread: it may take
         seconds, and other readers must not wait for it."""
         return self._list(listing, brief, stop)
 
-    def _list(self, listing: Listing, brief: bool, stop: Stop | None = None) -> Sequence[Kept]:
+    def _list(self, listing: Listing, brief: bool, stop: Stop | None = None) -> Sequence[KeptRun]:
         kept = self._store.kept(listing, brief, stop)
         writers = {each.writer for each in kept if each.entry.finish_reason is None}
         running = {writer for writer in writers if self._is_running(writer)}

@@ -1,0 +1,382 @@
+"""`LLM`: an engine in this process, with methods for Python: generate, explain, fork, edit, search.
+Everything here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from glassloop.decode.defaults import check_sampling, resolve, split_options
+from glassloop.decode.option import hint
+from glassloop.decode.sampling import Sampling
+from glassloop.engine.deadline import Deadline, check_deadline
+from glassloop.engine.follow import raise_error
+from glassloop.engine.generation import as_completed, complete, sampling_of_each
+from glassloop.engine.local import LocalEngine
+from glassloop.engine.request import Request
+from glassloop.engine.request_maker import Messages, Prompt, template_values
+from glassloop.errors import GlassloopError, SamplingError
+from glassloop.ops.quant import Float32
+from glassloop.record.run import Run, check_is_run
+from glassloop.record.token import Token
+from glassloop.util.check import check_function
+from glassloop.util.shown import shown
+
+if TYPE_CHECKING:
+    from glassloop.decode.diffusion import Diffusion
+    from glassloop.decode.explain import Explanation
+    from glassloop.edit.record import Edit
+    from glassloop.edit.repair import Check
+    from glassloop.engine.lens import Lenses
+    from glassloop.record.passes import PassRecord
+    from glassloop.record.verdict import ReplayVerdict
+    from glassloop.search.solution import Solution
+
+T = TypeVar("T")
+
+
+class LLM(LocalEngine):
+    """A model that generates text: the default one, or a name, a `.gguf` file, a folder with safetensors.
+
+    `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
+    is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
+    thirds of a GPU's.
+    `draft` is True (guess with the drafter that the package has for the model, or from what came before),
+    False, the file of a drafter, a smaller model with the same tokens, or "masks": the model itself guesses
+    by filling masks behind the text, which needs an adapter for masked rows.
+    `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
+    each. A request chooses one with the option `adapter`.
+    `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.
+
+    `default_sampling` has the sampling settings that the model's authors publish, and may be changed. A call
+    without a `Sampling` uses it, with the keyword options of the call (`temperature=0`) in place of some. A
+    `Sampling` that is given is used as it is.
+    """
+
+    def check_computes(self, what: str) -> None:
+        pass
+
+    def prepare(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> Request:
+        """Returns a request, checked, with its runs; `RequestMaker.prepare` has the options. With `diffusion`
+        in `sampling`, the runs are written by filling masks; `run.diffusion` has how, and not their
+        `sampling`, which holds for each place as for each token of any other text."""
+        sampling = self.default_sampling if sampling is None else sampling
+        check_sampling(sampling)
+        if sampling.diffusion is None:
+            return super().prepare(prompt, sampling, **options)
+        from glassloop.diffuse.write import by_diffusion
+
+        plain = super().prepare(prompt, replace(sampling, diffusion=None), **options)
+        return by_diffusion(self, plain, sampling.diffusion)
+
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        if on_event is not None:
+            options["on_event"] = on_event
+        return function(self, *args, deadline=deadline, **options)
+
+    # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Run: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+        same_luck: bool = False,
+        **options: Any,
+    ) -> list[Run]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        priority: int = 0,
+        progress: bool | None = None,
+        same_luck: bool = False,
+        **options: Any,
+    ) -> Run | list[Run]:
+        """Generates the answer to a prompt, or to a list of prompts: all of them in one batch, in the order
+        given; then an error is its run's own (`run.error`) and the others continue. With n samples,
+        `run.samples` has all of them. `options` are fields of `Sampling`; `progress` shows a bar for a list
+        (by default on a terminal, for eight prompts or more).
+
+        If one `sampling` with a seed is given for a list, each prompt gets a seed derived from it, so that
+        their luck is independent; `same_luck` gives all of them the same seed instead. `run.sampling` has the
+        seed of the run's prompt, which alone has the same answer with these options.
+        """
+        if _is_one(prompt):
+            if isinstance(sampling, Sequence):
+                problem = f"is {shown(sampling)}; a single Sampling is expected for a single prompt"
+                raise SamplingError.about("sampling", problem)
+            if same_luck:
+                raise GlassloopError.about(
+                    "same_luck", "is given for one prompt; a list of prompts is expected"
+                )
+            chosen = resolve(sampling, options, self.default_sampling)
+            request = self.prepare(prompt, chosen, priority=priority)  # type: ignore[arg-type]
+            complete(self.engine, [request], progress=False)
+            return _result(request)
+        requests = self._prepare_each(prompt, sampling, options, priority, same_luck)
+        complete(self.engine, requests, progress)
+        return [request.runs[0] for request in requests]
+
+    def generate_iter(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        priority: int = 0,
+        same_luck: bool = False,
+        **options: Any,
+    ) -> Iterator[Run]:
+        """Yields the runs that `generate` returns for a list of prompts, each as soon as it has ended.
+        Leaving the loop cancels the others."""
+        if _is_one(prompts, "prompts") and (prompts or isinstance(prompts, str)):
+            raise GlassloopError.about("prompts", "is one prompt; a list of prompts is expected")
+        requests = self._prepare_each(prompts, sampling, options, priority, same_luck)
+        return as_completed(self.engine, requests)
+
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
+    ) -> Iterator[Token]:
+        """Yields tokens as they are chosen. Leaving the loop cancels the request. With `revise`, a
+        `TakenBack` among them says that the last tokens were taken back."""
+        chosen = resolve(sampling, options, self.default_sampling)
+        return self.follow(self.prepare(prompt, chosen, priority=priority))
+
+    def astream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
+    ) -> AsyncIterator[Token]:
+        """Yields tokens as they are chosen, for coroutines."""
+        chosen = resolve(sampling, options, self.default_sampling)
+        return self.afollow(self.prepare(prompt, chosen, priority=priority))
+
+    async def agenerate(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, priority: int = 0, **options: Any
+    ) -> Run:
+        """Generates the answer to a prompt, for coroutines."""
+        chosen = resolve(sampling, options, self.default_sampling)
+        request = self.prepare(prompt, chosen, priority=priority)
+        async for _ in self.afollow(request):
+            pass
+        return _result(request)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Run:
+        """Generates the next turn of a conversation, which the model's own template turns into a prompt.
+        `template` has variables of the template (`{"enable_thinking": False}`), which may also be given as
+        keywords. A name that is neither an option nor a variable of this model's template is an error."""
+        options, others = split_options(options)
+        for name in others:
+            if not self.has_variable(name):
+                known = hint(name, [field.name for field in fields(Sampling)], "options")
+                problem = f"is neither an option nor a variable of the chat template of {self.name}; {known}"
+                raise SamplingError.about(name, problem)
+        chosen = resolve(sampling, options, self.default_sampling)
+        values = {**template_values(template), **others}
+        request = self.prepare_chat(messages, chosen, priority=priority, template=values)
+        complete(self.engine, [request], progress=False)
+        return _result(request)
+
+    def solve(
+        self, question: str | Sequence[int] | Messages, method: Any = "vote", **options: Any
+    ) -> Solution:
+        """Answers a question by a search: several paths, a method that decides between them, and a record of
+        every decision. docs/thinking.md describes the methods and their options.
+
+        `question` is a text, which is asked as a chat if the model has a template (`chat=False`: as it is),
+        or a list of messages. `method` is a name (`vote`, `best`, `confidence`, …), an object of a subclass
+        of `Search`, or None for one path as `generate` makes it. `n` is the number of paths, `extract` finds
+        the answer in a text, `verify` says whether a text is right, and `budget` is a `Budget(tokens=,
+        seconds=, branches=)`. All other options are those of the method or fields of `Sampling`.
+        """
+        from glassloop.search.solve import solve
+
+        return solve(self, question, method=method, **options)
+
+    def diffuse(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        diffusion: Diffusion | Mapping[str, Any] | int | None = None,
+        on_pass: Callable[[Run, PassRecord], None] | None = None,
+        deadline: Deadline | None = None,
+        **options: Any,
+    ) -> Run:
+        """Writes the answer to a prompt by diffusion: blocks of masks, each filled in passes. `diffusion` is
+        the length of a block or has the options of `glassloop.decode.diffusion.Diffusion`; without it they
+        are those of `sampling`, or the defaults. `options` are fields of `Sampling`. `on_pass` is told of
+        every pass, on the engine's thread. docs/diffusion.md describes it."""
+        from glassloop.diffuse.write import diffuse
+
+        check_function("on_pass", on_pass)
+        check_deadline(deadline)
+        chosen = resolve(sampling, options, self.default_sampling)
+        return diffuse(self, prompt, chosen, diffusion, on_pass=on_pass, deadline=deadline)
+
+    def fork(
+        self,
+        run: Run,
+        at: int,
+        *,
+        token: int | str | None = None,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        **overrides: Any,
+    ) -> Run:
+        """Makes a new run from the first `at` tokens of another. It continues with a token or a text of the
+        caller's choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
+        request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
+        complete(self.engine, [request], progress=False)
+        return _result(request)
+
+    def explain(
+        self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
+    ) -> Explanation:
+        """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
+        `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
+        text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
+        check_is_run(run)
+        check_deadline(deadline)
+        if run.diffusion is not None and overrides.get("of", "answer") == "answer":
+            from glassloop.diffuse.replay import explain_fill
+
+            overrides.pop("of", None)
+            return explain_fill(self, run, at, deadline=deadline, **overrides)
+        from glassloop.engine.replay import explain_token
+
+        def row(ids: list[int], adapter: int) -> Float32:
+            return self._rows.row(ids, deadline, adapter)
+
+        return explain_token(self, run, at, logits=row, **overrides)
+
+    def replay(
+        self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
+    ) -> ReplayVerdict:
+        """Computes a recorded run once more, from the token `first` on, and compares every number."""
+        check_is_run(run)
+        check_deadline(deadline)
+        if run.diffusion is not None:
+            from glassloop.diffuse.replay import replay_passes
+
+            return replay_passes(self, run, first, strict, deadline)
+        from glassloop.engine.replay import replay_run
+
+        return replay_run(self, run, first, strict, deadline)
+
+    # ── editing ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def infill(self, before: str, after: str, tokens: int = 12, **options: Any) -> Edit:
+        """Fills a hole between two texts; `glassloop.edit.infill.infill` describes the options."""
+        from glassloop.edit.infill import infill
+
+        return infill(self, before, after, tokens, **options)
+
+    def rewrite(self, text: str, spans: Any, sampling: Sampling | None = None, **options: Any) -> Edit:
+        """Replaces one or more spans of a text, given by characters: `glassloop.edit.infill.rewrite`."""
+        from glassloop.edit.infill import rewrite
+
+        return rewrite(self, text, spans, sampling, **options)
+
+    def repair(self, text: str | Run, *, check: str | Check | None = None, **options: Any) -> Edit:
+        """Replaces the spans of a text that are most surprising given both sides; or, with `check`, draws its
+        end anew until a verifier lets it pass: a function, or a name such as "contains:rain".
+        `glassloop.edit.repair.repair` has the other options."""
+        from glassloop.edit.repair import repair
+
+        if isinstance(check, str):
+            from glassloop.search.verify import find_verifier
+
+            check = find_verifier(check)
+        return repair(self, text, check=check, **options)
+
+    def sharpen(self, prompt: Prompt | Messages, alpha: float = 4.0, **options: Any) -> Edit:
+        """Draws a text from p^alpha by Metropolis-Hastings: `glassloop.edit.power.sharpen`."""
+        from glassloop.edit.power import sharpen
+
+        return sharpen(self, prompt, alpha, **options)
+
+    @cached_property
+    def lens(self) -> Lenses:
+        """The lenses `attention`, `layers` and `neighbours`, computed when they are asked for."""
+        from glassloop.engine.lens import Lenses
+
+        return Lenses(self)
+
+    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prepare_each(
+        self,
+        prompts: Sequence[Any],
+        sampling: Sampling | Sequence[Sampling] | None,
+        options: Mapping[str, Any],
+        priority: int,
+        same_luck: bool,
+    ) -> list[Request]:
+        """Returns a request for each prompt of a list."""
+        chosen: Sampling | list[Sampling]
+        if isinstance(sampling, Sequence):
+            chosen = [resolve(each, options, self.default_sampling) for each in sampling]
+        else:
+            chosen = resolve(sampling, options, self.default_sampling)
+        each_sampling = sampling_of_each(chosen, len(prompts), same_luck)
+        return [
+            self.prepare(prompt, each, priority=priority)
+            for prompt, each in zip(prompts, each_sampling, strict=True)
+        ]
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+
+def _is_one(prompt: object, name: str = "prompt") -> bool:
+    """Returns whether this is one prompt, a text or token ids, and not a list of prompts."""
+    if isinstance(prompt, str):
+        return True
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+        problem = f"is {type(prompt).__name__}; a text, a list of token ids or a list of those is expected"
+        raise GlassloopError.about(name, problem)
+    return not prompt or not isinstance(prompt[0], (Sequence, np.ndarray))
+
+
+def _result(request: Request) -> Run:
+    run = request.runs[0]
+    raise_error(run)
+    return run

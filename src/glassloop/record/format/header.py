@@ -1,0 +1,114 @@
+"""The header of a recorded run: everything except its tokens, as JSON. docs/trace-format.md describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, fields
+from typing import Any
+
+from glassloop.decode.sampling import Sampling
+from glassloop.decode.stage import Plugin
+from glassloop.errors import GlassloopError
+from glassloop.record.format.check_header import FIELDS
+from glassloop.record.passes import PassRecord
+from glassloop.record.run import Beam, Drafts, Move, Past, Run, Timings, Upstream
+from glassloop.record.token import Refusal, Token
+
+# Fields whose form in the header is not that of the run; all others that both have are copied.
+_CONVERTED = {
+    "model_hash",
+    "sampling",
+    "past",
+    "plugins",
+    "samples",
+    "timings",
+    "drafts",
+    "beams",
+    "forks",
+    "moves",
+    "upstream",
+    "diffusion",
+    "passes",
+    "pending",
+}
+_SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
+
+
+def to_header(run: Run) -> dict[str, Any]:
+    header = {name: getattr(run, name) for name in _SAME}
+    header["model_hash"] = run.identity
+    header["sampling"] = run.sampling.to_dict()
+    header["past"] = [_past(past) for past in run.past]
+    header["plugins"] = _plugins(run.plugins)
+    header["samples"] = [each.id for each in run.samples]
+    header["timings"] = asdict(run.timings)
+    header["drafts"] = asdict(run.drafts)
+    header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
+    header["moves"] = [list(astuple(move)) for move in run.moves]
+    if run.upstream is not None:
+        header["upstream"] = asdict(run.upstream)
+    if run.diffusion is not None:
+        header["diffusion"] = run.diffusion
+        header["passes"] = [each.to_row() for each in run.passes]
+    if run.pending:
+        header["pending"] = run.pending
+    header["forks"] = {str(position): count for position, count in run.forks.items()}
+    answer = records_of(run)[len(run.prompt_tokens) :]
+    header["refused"] = [[place, *token.refused] for place, token in enumerate(answer) if token.refused]
+    # How many records belong to the prompt, to the answer, and to the token that ended it.
+    header["prompt_records"] = len(run.prompt_tokens)
+    header["records"] = len(run.tokens)
+    header["end_records"] = 0 if run.end is None else 1
+    return header
+
+
+def records_of(run: Run) -> list[Token]:
+    """Returns the tokens that a file keeps: of the prompt, of the answer, and the one that ended it."""
+    return [*run.prompt_tokens, *run.tokens, *([] if run.end is None else [run.end])]
+
+
+def from_header(header: dict[str, Any], records: list[Token]) -> Run:
+    """Returns the run of a checked header (`read_header`) and the tokens that belong to it."""
+    prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
+    for place, *guess in header.get("refused", ()):  # older files do not have it
+        records[prompt + place].refused = Refusal(*guess)
+    run = Run(
+        **{name: header[name] for name in _SAME if name in header},  # older files do not have all
+        model_hash=header["model_hash"],
+        sampling=Sampling.from_dict(header["sampling"]),
+        past=tuple(_read_past(past) for past in header["past"]),
+        plugins=_read_plugins(header.get("plugins", {})),  # older files do not have it
+        timings=Timings(**header["timings"]),
+        drafts=Drafts(**header["drafts"]),
+        beams=[Beam(*beam) for beam in header["beams"]],
+        moves=[Move(*move) for move in header.get("moves", ())],  # older files do not have it
+        upstream=None if header.get("upstream") is None else Upstream(**header["upstream"]),
+        diffusion=header.get("diffusion"),
+        passes=[PassRecord.of_row(row) for row in header.get("passes", ())],
+        pending=header.get("pending", []),
+        forks={int(position): count for position, count in header["forks"].items()},
+        prompt_tokens=records[:prompt],
+        tokens=records[prompt : prompt + made],
+        end=records[-1] if end else None,
+    )
+    if run.finish_reason == "error":
+        run.error = GlassloopError(run.stop_reason or "")
+    return run
+
+
+def _past(past: Past) -> dict[str, Any]:
+    plain = {each.name: getattr(past, each.name) for each in fields(Past)}
+    return plain | {"sampling": past.sampling.to_dict(), "plugins": _plugins(past.plugins)}
+
+
+def _read_past(plain: dict[str, Any]) -> Past:
+    plugins = _read_plugins(plain.get("plugins", {}))
+    return Past(**{**plain, "sampling": Sampling.from_dict(plain["sampling"]), "plugins": plugins})
+
+
+def _plugins(plugins: Mapping[str, Plugin]) -> dict[str, Any]:
+    return {stage: plugin._asdict() for stage, plugin in plugins.items()}
+
+
+def _read_plugins(plain: dict[str, Any]) -> dict[str, Plugin]:
+    return {stage: Plugin(**each) for stage, each in plain.items()}
