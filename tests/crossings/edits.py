@@ -17,8 +17,8 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import KINDS, TaskKind
 from glassloop.edit.record import Edit, compare
 from glassloop.edit.replay import replay
+from glassloop.record.run import Run
 from glassloop.search.solution import Solution
-from glassloop.trace.run import Run
 
 if TYPE_CHECKING:
     from crossings.questions import Questions

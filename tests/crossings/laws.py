@@ -14,10 +14,10 @@ from crossings.stages import StageFailed
 from crossings.world import World
 from engine.small import EOS
 
-from glassloop.engine.draft_model import DraftModel
+from glassloop.engine.drafting.draft_model import DraftModel
 from glassloop.engine.replay import token_at
 from glassloop.errors import GlassloopError, SamplingError
-from glassloop.trace.run import Run
+from glassloop.record.run import Run
 
 
 class Broken(Exception):
@@ -93,7 +93,13 @@ class Judge:
                 ends, "stop", lambda: f"{what} ended by {stop!r}, which its tokens do not end with: {data!r}"
             )
             data = data if run.sampling.include_stop else data.removesuffix(stop.encode())
-        elif _is_free(run) and not run.sampling.min_tokens and run.finish_reason in ("length", "stop"):
+        # A search that is cut short, by memory too, ends all of its results by that, finished ones too.
+        elif (
+            _is_free(run)
+            and not run.sampling.min_tokens
+            and run.finish_reason in ("length", "stop")
+            and not (run.sampling.beam_width > 1 and run.cut_short)
+        ):
             found = [each for each in run.sampling.stop if each.encode() in data]
             self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
         whole = data.decode("utf-8", "replace")

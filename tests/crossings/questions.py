@@ -27,10 +27,10 @@ from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
-from glassloop.trace.file import from_bytes, to_bytes
-from glassloop.trace.run import Run
-from glassloop.trace.store import Store
-from glassloop.trace.token import TakenBack, Token
+from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.run import Run
+from glassloop.record.store.store import Store
+from glassloop.record.token import TakenBack, Token
 
 
 class Questions:

@@ -22,14 +22,15 @@ from engine.small import tokenizer as byte_tokenizer
 from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
+from glassloop.api.llm import LLM
 from glassloop.decode.sampling import Sampling
-from glassloop.engine import sample, scheduler
+from glassloop.engine import scheduler
 from glassloop.engine.adapters import LoadedAdapter
-from glassloop.engine.draft_model import DraftModel
-from glassloop.engine.llm import LLM
+from glassloop.engine.drafting.draft_model import DraftModel
 from glassloop.engine.logits import RowCache
 from glassloop.engine.loop import Loop
-from glassloop.engine.masked import Mask
+from glassloop.engine.tasks import sample
+from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import EngineThread
 from glassloop.engine.turns import Turns
 from glassloop.model.adapter import Adapter
