@@ -40,8 +40,11 @@ test('beams that were pruned stay, dashed, with their scores', { skip }, async (
   assert.equal(run.sampling.beam_width, 4);
   assert.equal(await page.locator('[data-beam]').count(), run.beams.length);
   for (const beam of run.beams.slice(0, 6)) assert.ok((await page.locator(`[data-beam="${beam.number}"]`).textContent()).includes(beam.logprob.toFixed(2).replace('-', '−')));
-  const pruned = page.locator('.item.pruned').first();
-  assert.equal(await pruned.evaluate((node) => getComputedStyle(node).borderTopStyle), 'dashed');
+  // Looked up anew in each try: the tree may be drawn again meanwhile, and a node that is gone has no style.
+  await page.waitForFunction(() => {
+    const pruned = document.querySelector('.item.pruned');
+    return pruned !== null && getComputedStyle(pruned).borderTopStyle === 'dashed';
+  });
   // What is compared after it has the number of tokens that the page says, not that of the search.
   const limit = Number(await page.getByLabel('Most tokens of a run').inputValue());
   assert.ok(limit > run.sampling.max_tokens);
