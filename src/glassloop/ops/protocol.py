@@ -33,8 +33,8 @@ class LowRank(NamedTuple):
 
 class Ops(Protocol):
     name: str
-    step_rows: int  # rows that one step of the engine has, at most
-    rows_beside: int  # those for prompts, while another task waits for its next token
+    step_rows: int  # most rows of one step of the engine
+    rows_beside: int  # prompt rows per step while any task is decoding
     most_running: int  # requests that run at once, by default
 
     @property
