@@ -57,6 +57,7 @@ class TorchOps:
     step_rows = 2048
     rows_beside = 2048  # fewer save little: a step of 1,164 rows takes 0.7 of the time
     most_running = SIZES[-1]
+    lacks: frozenset[str] = frozenset()
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or default_device()

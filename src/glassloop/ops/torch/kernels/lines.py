@@ -9,8 +9,8 @@ from glassloop.ops.torch.kernels.luck import position_key
 
 # A line is LINE numbers of 64 bits:
 #   ROW, POSITION  the row of logits (of edited logits, for an edited copy) and the position of the token
-#   HEAD … EDITS   a `gl_request`. Two of its fields, which kernels do not read, serve an edited copy: SOURCE is
-#                  the row that it is a copy of, EDITS the place where its edits begin
+#   HEAD … EDITS   a `gl_request`. Two of its fields, which kernels do not read, serve an edited copy: SOURCE
+#                  is the row that it is a copy of, EDITS the place where its edits begin
 #   RULES          the first rules after the edits, RULE numbers each
 #   OF             the line that this one predicts a token for: itself, or for an edited copy the line of the
 #                  unedited row; -1 if an edited copy predicts for it
