@@ -34,7 +34,7 @@ class CudaProgram:
     def __init__(self, recorder: TorchRecorder, results: list[TorchValue], device: Device) -> None:
         self._device = device
         calls = recorder.calls
-        homes, self._needs = recorder.lay_out(results)
+        homes, self._needs = recorder.plan(results)
         self._results = [homes[result.id] for result in results]
         self._settings = prepare_weights(calls, device)
         self.is_packed = any(isinstance(each.get("weight"), PackedMatrix) for each in self._settings)
