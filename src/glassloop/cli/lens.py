@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glassloop.cli import loading
+from glassloop.cli.arguments import read_text
 from glassloop.cli.help import App
-from glassloop.cli.kept import complete_run
 from glassloop.cli.naming import find_place, number_in
-from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops, read_text
+from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops
 from glassloop.cli.picture import GridCell, grid, save
+from glassloop.cli.run_model import model_of
+from glassloop.cli.stored_runs import complete_run, find_runs, names_run
 from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
 from glassloop.errors import GlassloopError
 
@@ -72,9 +75,9 @@ def attention(
     if as_json:
         print_json(seen.to_dict(layer))
     elif layer is None:
-        _print_attention(seen, _told_place(text, seen.token))
+        _print_attention(seen, _place_in_words(text, seen.token))
     else:
-        _print_heads(seen, layer, _told_place(text, seen.token))
+        _print_heads(seen, layer, _place_in_words(text, seen.token))
 
 
 @app.command()
@@ -99,7 +102,7 @@ def layers(
     if as_json:
         print_json(seen.to_dict())
     else:
-        _print_layers(seen, _told_place(text, seen.token))
+        _print_layers(seen, _place_in_words(text, seen.token))
 
 
 @app.command()
@@ -117,9 +120,7 @@ def neighbours(
     as_json: Json = False,
 ) -> None:
     """Show the tokens with the most similar embeddings (cosine, over the whole vocabulary)."""
-    from glassloop.cli.kept import load
-
-    seen = load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
+    seen = loading.load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
     if picture is not None:
         save(_draw_neighbours(seen), picture)
     if as_json:
@@ -130,12 +131,10 @@ def neighbours(
 
 def _open(source: str, model: str | None, ops: str | None, as_text: bool) -> tuple[Run | str, LLM]:
     """Returns a text or a run, and the model to look into."""
-    from glassloop.cli.kept import find_runs, load, model_of, names_run
-
     if not as_text and names_run(source):
         run = find_runs(source)[0]
-        return run, load(model or model_of(source, run), ops)
-    return source if as_text else read_text(source), load(model or DEFAULT_MODEL, ops)
+        return run, loading.load(model or model_of(source, run), ops)
+    return source if as_text else read_text(source), loading.load(model or DEFAULT_MODEL, ops)
 
 
 def _place(llm: LLM, text: Run | str, token: str, in_prompt: bool) -> int | str:
@@ -161,7 +160,7 @@ def _place(llm: LLM, text: Run | str, token: str, in_prompt: bool) -> int | str:
     return before + number
 
 
-def _told_place(text: Run | str, at: int) -> str:
+def _place_in_words(text: Run | str, at: int) -> str:
     """Returns where the token is in a run, in the words of all commands."""
     if isinstance(text, str):
         return ""

@@ -20,7 +20,7 @@ from glassloop.errors import GlassloopError
 from glassloop.record.shares import Share, shares
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
     from glassloop.record.token import Token

@@ -29,7 +29,7 @@ from glassloop.record.shares import Share
 from glassloop.record.token import Token
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
 
 _OWN, _GAIN, _GHOST = "color(73)", "color(115)", "color(240)"
 _DIM = "dim"
