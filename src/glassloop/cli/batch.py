@@ -68,10 +68,10 @@ def read_prompts(
                 raise TextError(f"prompt is {shown(prompt)}; a text or a list of token ids is expected")
             if chat and messages is None and isinstance(prompt, str):
                 messages = [{"role": "user", "content": prompt}]
-            own = {} if seed is None else {"seed": list_seed(seed, len(entries))}
-            asked = {**options, **own, **plain}
-            Sampling.from_dict(asked)  # errors in the options come before the model is loaded
-            entries.append(BatchEntry(where, prompt, _with_system(messages, system), asked))
+            own_seed = {} if seed is None else {"seed": list_seed(seed, len(entries))}
+            overrides = {**options, **own_seed, **plain}
+            Sampling.from_dict(overrides)  # errors in the options come before the model is loaded
+            entries.append(BatchEntry(where, prompt, _with_system(messages, system), overrides))
     if not entries:
         raise TextError(f"{name} has no prompts; one on each line is expected")
     return entries

@@ -51,9 +51,9 @@ NameOrPath = Annotated[
 def list_models(as_json: Json = False) -> None:
     """List all known names and everything else in the cache."""
     here = {item.name: item for item in registry.installed()}
-    known = [entry for entry in registry.CATALOG.values() if entry.name not in here]
+    not_pulled = [entry for entry in registry.CATALOG.values() if entry.name not in here]
     first = {name: place for place, name in enumerate(registry.CATALOG)}  # then the others, by name
-    items: list[CatalogEntry | registry.Installed] = [*known, *here.values()]
+    items: list[CatalogEntry | registry.Installed] = [*not_pulled, *here.values()]
     items.sort(key=lambda item: (first.get(item.name, len(first)), item.name))
     rows = [_row(item) for item in items]
     if as_json:

@@ -166,10 +166,10 @@ class Player(App[None]):
             return
         in_pass: dict[str, Any] = {} if number is None else {"number": number}
         try:
-            found: Explanation | str = self.llm.explain(run, place, **in_pass)
+            explanation: Explanation | str = self.llm.explain(run, place, **in_pass)
         except GlassloopError as error:
-            found = str(error)
-        self._explained[run.id, place, number] = found
+            explanation = str(error)
+        self._explained[run.id, place, number] = explanation
         self.call_from_thread(self.draw)
 
     def warn(self, text: str) -> None:
