@@ -9,13 +9,14 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
-from glassloop.decode.luck import fork_salt, pass_salt
+from glassloop.decode.luck import pass_salt
 from glassloop.decode.stop import Ending, stop_ids
 from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
 from glassloop.diffuse.rows import MaskedRows
 from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
+from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.replay import (
@@ -105,7 +106,6 @@ def _write(
         run.sampling,
         [again],
         built=llm.compile(run.sampling),
-        pieces=llm.piece,
         options=options,
         mask=llm.mask,
         deadline=limit,
@@ -170,8 +170,7 @@ def explain_fill(
             kind.check(sampling, run.sampling)
         seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
     if luck == "new":
-        position = len(run.prompt_ids) + at
-        salt = fork_salt(salt, position, run.forks.get(position, 0) + 1)
+        salt = peek_luck(run, at)
     what_if = bool(overrides) or luck == "new"
     if number is None:
         number = last_filled(run, at)

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 
-from glassloop.engine.drafting.drafts import StepCost, tracked
+from glassloop.engine.step_cost import StepCost, tracked
 from glassloop.engine.tasks.task import Task, Work
 
 _MANY = 64  # rows from which on a step is long enough to tell what a row of a prompt takes
