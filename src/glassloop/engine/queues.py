@@ -26,13 +26,10 @@ class StepRows:
     def __init__(self, planned: Iterable[Task] = (), works: list[Work] | None = None) -> None:
         """`works`, if given, are planned already, and others are added to the same list."""
         self.works: list[Work] = [] if works is None else works
-        self.rows = sum([len(work.ids) for work in self.works])
-        self.planned = set(planned)  # tasks that have their rows, or get none in this step
-
-    def add(self, works: list[Work]) -> None:
-        self.works += works
-        for work in works:
+        self.rows = 0
+        for work in self.works:
             self.rows += len(work.ids)
+        self.planned = set(planned)  # tasks that have their rows, or get none in this step
 
 
 class TaskQueues:
@@ -118,7 +115,10 @@ class TaskQueues:
         up. Returns False if the task was preempted."""
         while True:
             try:
-                step.add(task.next_rows(self._tree, guess, room))
+                works = task.next_rows(self._tree, guess, room)
+                step.works += works
+                for work in works:
+                    step.rows += len(work.ids)
                 step.planned.add(task)
                 return True
             except NoRoom:

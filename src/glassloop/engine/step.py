@@ -61,12 +61,17 @@ class StepVerbs:
     def launch(self, call: PlannedCall, plan: CallPlan) -> Launched | None:
         """Computes the rows of a call. An error in a program ends the readings that need it, and the result
         is None."""
-        began = perf_counter()
+        began, pages = perf_counter(), self._tree.pages
         for work in call.works:
             if work.task.request.started is None:
                 work.task.request.begin(began, work.first)
         try:
-            results = self._compute(call, plan)
+            if call.program is not None:
+                results = plan.compute(call.program.compute, pages)
+            elif self._drafts.reads_states:
+                results, self._drafts.states = plan.compute(self._transformer.forward_with_states, pages)
+            else:
+                results = plan.compute(self._transformer.forward, pages)
         except Exception as error:
             if call.program is None:
                 raise
@@ -78,15 +83,6 @@ class StepVerbs:
             if work.ids[0] >= 0:
                 self._tree.computed(work.path)
         return Launched(call, results, seconds)
-
-    def _compute(self, call: PlannedCall, plan: CallPlan) -> Any:
-        pages = self._tree.pages
-        if call.program is not None:
-            return plan.compute(call.program.compute, pages)
-        if not self._drafts.reads_states:
-            return plan.compute(self._transformer.forward, pages)
-        results, self._drafts.states = plan.compute(self._transformer.forward_with_states, pages)
-        return results
 
     def choose(self, launched: Launched) -> ChosenRows:
         """Chooses a token for each row whose task needs no more than that."""
@@ -132,7 +128,10 @@ class StepVerbs:
 
     def _measure(self, call: PlannedCall, seconds: float) -> None:
         """Counts the rows of a call and the time that they took."""
-        rows, wanted = sum([len(work.ids) for work in call.works]), sum([work.wanted for work in call.works])
+        rows = wanted = 0
+        for work in call.works:
+            rows += len(work.ids)
+            wanted += work.wanted
         # Rows that need no logits, as those of prompts, are cheaper and would blur what decoding costs.
         if call.program is None and wanted == rows:
             self._drafts.step_cost.saw(rows, seconds)

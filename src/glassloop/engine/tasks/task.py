@@ -245,9 +245,6 @@ class PlannedCall(NamedTuple):
 
     def plan(self) -> CallPlan:
         """Returns the rows of the works as plain data."""
-        return CallPlan(self.copies, self._batch())
-
-    def _batch(self) -> Batch:
         ids, wanted = [work.ids for work in self.works], [work.wanted for work in self.works]
         firsts, tables = [work.first for work in self.works], [work.path.table for work in self.works]
         if max(map(len, ids)) == 1 == min(wanted):
@@ -255,11 +252,14 @@ class PlannedCall(NamedTuple):
         else:
             batch = Batch.of([*zip(tables, firsts, ids, strict=True)], wanted)
         if self.has_views:
-            return self._with_views(batch)
-        if not any(work.path.adapter for work in self.works):
-            return batch
-        numbers = [number for work in self.works for number in [int(work.path.adapter)] * len(work.ids)]
-        return batch._replace(adapters=numbers)
+            batch = self._with_views(batch)
+            return CallPlan(self.copies, batch)
+        adapters = [work.path.adapter for work in self.works]
+        if any(adapters):
+            pairs = zip(adapters, ids, strict=True)
+            numbers = [number for adapter, tokens in pairs for number in [int(adapter)] * len(tokens)]
+            batch = batch._replace(adapters=numbers)
+        return CallPlan(self.copies, batch)
 
     def _with_views(self, batch: Batch) -> Batch:
         positions, reach, adapters = list[int](), list[int](), list[int]()
