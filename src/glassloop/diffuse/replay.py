@@ -192,11 +192,11 @@ def explain_fill(
         for each in record.filled:  # with these a place follows what the same pass has filled before it
             if each.at < at:
                 tokens[each.at - record.first] = each.id
-    seen = [mask.token if token is None else token for token in tokens[:place]]
-    known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
+    left = [mask.token if token is None else token for token in tokens[:place]]
+    context = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
     return explain(
         row,
-        [*before, *seen],
+        [*before, *left],
         sampling,
         seed,
         prompt_length=len(run.prompt_ids),
@@ -206,7 +206,7 @@ def explain_fill(
         ops=llm.transformer.ops.rows,
         shown=shown,
         never=(mask.token,) if after is None else never_in_hole(llm, sampling, mask),
-        introduction=f"In pass {number}, with {known}, ",
+        introduction=f"In pass {number}, with {context}, ",
         recorded=None if what_if else recorded_fill(run, record, at),
         reasons=replay_notes(llm, run),
     )

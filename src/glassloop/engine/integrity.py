@@ -34,16 +34,16 @@ def check_tree(
             else:
                 must(node.parent is above, "a path follows the tree")
     pages = [*pool.free, *(page for node in private.values() for page in node.pages if page != GONE)]
-    seen = len(private)
+    count = len(private)
     for node in _nodes(roots):
-        seen += 1
+        count += 1
         must(node.refs == refs.get(node.number, 0), "refs counts the paths through a node")
         must(node.needed == needed.get(node.number, 0), "needed counts the paths that see a node")
         must(0 < len(node.tokens) <= PAGE and node.key == node.tokens[0], "a node has tokens")
         must(node.ready <= len(node.tokens), "no more is computed than there is")
         must(len(node.tokens) == PAGE or not node.children, "only full nodes have children")
         pages += [page for page in node.pages if page != GONE]
-    must(seen == pool.count, "every node is counted")
+    must(count == pool.count, "every node is counted")
     must(held == len(refs), "held counts the nodes with a path")
     must(sorted(pages) == list(range(pool.page_count)), "every page is free or in one node")
 

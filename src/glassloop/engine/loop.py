@@ -97,9 +97,9 @@ class Loop:
             self.tasks.attempt(task, task.fail, error)
 
     def forget(self, run: str, texts: Iterable[Sequence[int]], realm: str = "") -> None:
-        """Forgets a run with this id, and these texts, the prompt included, that were computed for it: no
-        draft is made from it, and of its keys and values those stay that another text goes on from, and if a
-        realm is given those of all others."""
+        """Forgets the run with this id: no draft is made from it any more. Of the keys and values of `texts`,
+        which were computed for it and include the prompt, those stay that another text shares; if a realm is
+        given, so do those of all other realms."""
         texts = list(texts)
         self.drafts.forget(run, texts, realm)
         for text in texts:
@@ -178,6 +178,6 @@ def _own_drafts(transformer: Transformer, tree: KVTree) -> DraftSource:
     return ChainDrafts(transformer.chain, tree)
 
 
-def computes(own: Run, run: Run) -> bool:
-    """Returns whether a run is this one, or one whose place it has taken since tokens were taken back."""
-    return run is own or run in own.drafts_taken_back
+def computes(current: Run, run: Run) -> bool:
+    """Returns whether a run is the current one of a task, or one that it replaced by taking tokens back."""
+    return run is current or run in current.drafts_taken_back

@@ -19,7 +19,7 @@ from glassloop.engine.branch import Branch
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.context import TaskContext
 from glassloop.engine.tasks.run_writer import BranchWriter
-from glassloop.engine.tasks.task import TaskBase, WantedRow
+from glassloop.engine.tasks.task import Task, WantedRow
 from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowSummary
@@ -79,8 +79,10 @@ class _Proposal(NamedTuple):
     logit: float
 
 
-class Beams(TaskBase):
+class Beams(Task):
     """The task of a beam search. The scheduler computes all of its branches together."""
+
+    request: Request
 
     def __init__(self, request: Request, order: tuple[int, int], context: TaskContext) -> None:
         self.request = request
@@ -98,7 +100,6 @@ class Beams(TaskBase):
         self._beams = [_Live(branch, writer, None, 0.0)]
         self._ended: list[_Ended] = []  # best first, at most as many as the search is wide
         self._first: float | None = None  # when the first tokens were taken
-        self.ended = False
 
     @property
     def branches(self) -> Sequence[Branch]:  # type: ignore[override]

@@ -17,7 +17,7 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.kv_nodes import KVPath
 from glassloop.engine.owner import current_realm
 from glassloop.engine.tasks.reading import Reading
-from glassloop.engine.tasks.task import Counters, Task, TaskBase, View, WantedRow, Work
+from glassloop.engine.tasks.task import Counters, Task, View, WantedRow, Work
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
@@ -141,11 +141,7 @@ class MaskedBranch(Branch):
         return Work(task, self.scratch, start, [row.id for row in rows], wanted, None, view)
 
 
-class _HasPasses(Task, Protocol):
-    branch: MaskedBranch
-
-
-class PassTask(TaskBase):
+class PassTask(Task):
     """What tasks have in common that compute a plain text, then passes over masks after it."""
 
     is_plain = False
@@ -158,10 +154,10 @@ class PassTask(TaskBase):
     def waits_for_a_token(self) -> bool:
         return False
 
-    def next_rows(self: _HasPasses, tree: KVTree, guess: list[int], room: int) -> list[Work]:
+    def next_rows(self, tree: KVTree, guess: list[int], room: int) -> list[Work]:
         branch = self.branch
         if branch.pending:
-            return TaskBase.next_rows(self, tree, guess, room)
+            return super().next_rows(tree, guess, room)
         return [] if branch.rows_in_one_step > room else [branch.take(self, tree, room)]
 
 

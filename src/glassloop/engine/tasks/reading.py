@@ -18,7 +18,7 @@ from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
 from glassloop.engine.owner import current_owner, current_realm
-from glassloop.engine.tasks.task import CANCELLED, Counters, RowProgram, TaskBase, WantedRow
+from glassloop.engine.tasks.task import CANCELLED, Counters, RowProgram, Task, WantedRow
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 
@@ -26,7 +26,7 @@ from glassloop.ops.quant import Float32
 Taker = Callable[[Any], None]
 
 
-class Reading(TaskBase):
+class Reading(Task):
     """The results for the tokens from the place `first` on: logits, or what `program` gives.
 
     `take` gets them in order, in as many pieces as there were steps: arrays of some of the rows, or, from a
@@ -54,7 +54,6 @@ class Reading(TaskBase):
         self.started: float | None = None
         self.owner = current_owner()
         self.own_time = OwnTime()  # it runs no stages
-        self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
         self.branches = [Branch(list(ids), first + 1, adapter, current_realm())]
         self._take = take
@@ -62,7 +61,7 @@ class Reading(TaskBase):
         self._over = Event()
 
     @property
-    def request(self) -> Reading:
+    def request(self) -> Reading:  # type: ignore[override]
         """A reading is a request of one task, itself."""
         return self
 
@@ -96,9 +95,6 @@ class Reading(TaskBase):
 
     def waits_for_a_token(self) -> bool:
         return self.program is None and super().waits_for_a_token()
-
-    def preempted(self) -> None:
-        pass
 
     def advance(self, rows: Sequence[WantedRow]) -> None:
         results, first = rows[0].results, rows[0].place

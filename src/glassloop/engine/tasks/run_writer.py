@@ -14,7 +14,7 @@ from glassloop.decode.stop import Ending, Pause, PausingStopper, Stopper
 from glassloop.engine.branch import BranchText
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.context import TaskContext
-from glassloop.engine.tasks.task import TaskBase, WantedRow
+from glassloop.engine.tasks.task import Task
 from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
@@ -100,23 +100,20 @@ class BranchWriter:
         return Token(chosen, "", self._tokenizer.token_bytes(token), self._pieces, "forced", seconds)
 
 
-class RunWriter(TaskBase):
+class RunWriter(Task):
     """The task of one of the n runs of a request. The first one computes the prefix that they share; the
     others are queued once it is in the KV tree, and find it there."""
+
+    request: Request
 
     def __init__(self, request: Request, run: Run, order: tuple[int, int], context: TaskContext) -> None:
         self.request = request
         self.order = order
         self.run = run
         self.siblings: list[RunWriter] = []  # the runs that wait for this one to compute their prefix
-        # Not `run.finish_reason`: the caller that is told of the end may continue the run at once.
-        self.ended = False
         self._context = context
         self._writer: BranchWriter
         self._first: float | None = None  # when the first token was taken
-
-    def advance(self, rows: Sequence[WantedRow]) -> None:
-        raise NotImplementedError
 
     def preempted(self) -> None:
         self.run.timings.preempted += 1
@@ -153,7 +150,7 @@ class RunWriter(TaskBase):
     def finish(self, ending: Ending, last: Token | None = None) -> None:
         """Ends the run. `last` is its last token if the listener has not been told of it yet."""
         run = self.run
-        self.ended = True
+        self.ended = True  # not `run.finish_reason`: a caller that is told of the end may continue the run
         run.tail = self._writer.text.flush()
         run.finish_reason, run.stop_reason = ending
         waiting = [sibling for sibling in self.siblings if not sibling.ended]

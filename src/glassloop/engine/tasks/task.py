@@ -77,106 +77,58 @@ class Asker(Protocol):
         """Counts the request, which has ended."""
 
 
-class Task(Protocol):
+class Task:
+    """The base of all tasks. Unless a kind says otherwise, its rows are those of the known tokens of its
+    branches, one after another, computed by the forward pass."""
+
+    request: Asker
     order: tuple[int, int]  # the smallest goes first
-
-    @property
-    def request(self) -> Asker: ...
-
-    @property
-    def branches(self) -> Sequence[Branch]:
-        """The sequences of the task. They advance together."""
+    branches: Sequence[Branch]  # the sequences of the task, which advance together
+    program: RowProgram | None = None  # what computes the rows whose results it wants; None: the forward pass
+    ended = False
 
     @property
     def decoder(self) -> Decoder | None:
         """The decoder that chooses a token from the next wanted row, or None if the task needs the row
         itself: to score a known token, or to compare beams."""
+        return None
 
-    @property
-    def ended(self) -> bool: ...
+    # ── its next rows ──────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_plain(self) -> bool:
         """Whether all of its rows are plain rows of the forward pass: it has no program and no passes."""
-
-    @property
-    def program(self) -> RowProgram | None:
-        """The program that computes the rows whose results the task wants; None: the forward pass."""
-
-    @property
-    def next_program(self) -> RowProgram | None:
-        """What computes the next rows; None: the forward pass."""
-
-    @property
-    def pending(self) -> int:
-        """How many rows of known tokens are to be computed; for a waiting task, as if none were cached."""
-
-    @property
-    def pass_rows(self) -> int:
-        """How many rows of a pass come next, which have to be in one step; 0: none."""
-
-    def waits_for_a_token(self) -> bool:
-        """Returns whether each branch has one row left to compute, that of its last token."""
-
-    def next_rows(self, tree: KVTree, guess: list[int], room: int) -> list[Work]:
-        """Reserves pages for about `room` rows, and for those of the tokens `guess` after them; for all of
-        them, or raises NoRoom. Returns none if the next rows have to be in one step and are more."""
-
-    def guess(self, rows: int) -> list[int]:
-        """Returns at most `rows` draft tokens, to be computed along with the last token."""
-
-    def runs_ahead(self, beside: int) -> bool:
-        """Returns whether the row after one that is being computed, beside so many others, can be computed
-        before the token between them is known."""
-
-    def preempted(self) -> None:
-        """Notes that the task has given up its pages and waits again."""
-
-    def advance(self, rows: Sequence[WantedRow]) -> None:
-        """Takes the results of the next wanted rows."""
-
-    def finish(self, ending: Ending) -> None:
-        """Ends the task before its time, with what it has."""
-
-    def fail(self, error: Exception) -> None: ...
-
-
-class TaskBase:
-    """What most tasks have in common: their rows are those of the known tokens of their branches, one after
-    another, computed by the forward pass."""
-
-    program: RowProgram | None = None
-    branches: Sequence[Branch]
-
-    @property
-    def decoder(self) -> Decoder | None:
-        return None
-
-    @property
-    def is_plain(self) -> bool:
         return self.program is None
 
     @property
     def next_program(self) -> RowProgram | None:
+        """What computes the next rows; None: the forward pass."""
         return None
 
     @property
     def pending(self) -> int:
+        """How many rows of known tokens are to be computed; for a waiting task, as if none were cached."""
         return sum([branch.pending for branch in self.branches])
 
     @property
     def pass_rows(self) -> int:
+        """How many rows of a pass come next, which have to be in one step; 0: none."""
         return 0
 
     def waits_for_a_token(self) -> bool:
+        """Returns whether each branch has one row left to compute, that of its last token."""
         for branch in self.branches:  # noqa: SIM110  (a generator would cost as much as all the rest)
             if branch.pending != 1:
                 return False
         return True
 
-    def next_rows(self: Task, tree: KVTree, guess: list[int], room: int) -> list[Work]:
-        """Branches of one task get their wanted rows in the same step: those that have more to compute than
-        the others, after a preemption, catch up with them first."""
+    def next_rows(self, tree: KVTree, guess: list[int], room: int) -> list[Work]:
+        """Reserves pages for about `room` rows, and for those of the tokens `guess` after them; for all of
+        them, or raises NoRoom. Returns none if the next rows have to be in one step and are more.
+
+        Branches of one task get their wanted rows in the same step: those that have more to compute than the
+        others, after a preemption, catch up with them first.
+        """
         branches, works = self.branches, list[Work]()
         catching_up = len(branches) > 1 and not self.waits_for_a_token()
         try:
@@ -209,10 +161,29 @@ class TaskBase:
         return works
 
     def guess(self, rows: int) -> list[int]:
+        """Returns at most `rows` draft tokens, to be computed along with the last token."""
         return []
 
     def runs_ahead(self, beside: int) -> bool:
+        """Returns whether the row after one that is being computed, beside so many others, can be computed
+        before the token between them is known."""
         return False
+
+    # ── what happens to it ─────────────────────────────────────────────────────────────────────────────────
+
+    def preempted(self) -> None:
+        """Notes that the task has given up its pages and waits again."""
+
+    def advance(self, rows: Sequence[WantedRow]) -> None:
+        """Takes the results of the next wanted rows."""
+        raise NotImplementedError
+
+    def finish(self, ending: Ending) -> None:
+        """Ends the task before its time, with what it has."""
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        raise NotImplementedError
 
 
 class View(NamedTuple):
