@@ -319,8 +319,7 @@ PARTS = Parts()
 
 def time_parts() -> None:
     from glassloop.decode import decoder
-    from glassloop.engine import ahead, loop, scheduler
-    from glassloop.engine import step as verbs
+    from glassloop.engine import ahead, loop, scheduler, step_verbs
     from glassloop.engine.request import Request
     from glassloop.ops.torch import program, rows, step
 
@@ -336,7 +335,7 @@ def time_parts() -> None:
         (ahead.Flight, "begin_choices", "begin choice"),
         (decoder.StartedChoices, "finish", "choose"),
         (_Event, "synchronize", "waiting"),
-        (verbs.StepVerbs, "commit", "commit"),
+        (step_verbs.StepVerbs, "commit", "commit"),
         (ahead.Ahead, "_settle", "settle"),
         (Request, "tell", "deliver"),
     ):

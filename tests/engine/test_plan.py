@@ -18,8 +18,8 @@ from ops.random_adapters import random_adapter
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.diffuse.write import DiffusionRequest
+from glassloop.engine.call_plan import CallPlan
 from glassloop.engine.loop import Loop
-from glassloop.engine.plan import CallPlan
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.masked import Mask
 from glassloop.ops.native.ops import NativeOps

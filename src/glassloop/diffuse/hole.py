@@ -11,7 +11,7 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.tasks.masked import Mask, Masked, Pass

@@ -14,7 +14,7 @@ from glassloop.decode.stop import Ending, stop_ids
 from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
 from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline

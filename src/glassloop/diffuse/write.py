@@ -18,7 +18,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.decode.task_kinds import DIFFUSION
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import Submitter, raise_error
 from glassloop.engine.generation import complete

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import StartedChoices
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.step import ChosenRows, Launched, StepVerbs
+from glassloop.engine.step_verbs import ChosenRows, LaunchedCall, StepVerbs
 from glassloop.engine.tasks.task import PlannedCall, Task, places_of
 from glassloop.engine.tree import KVTree
 
@@ -26,7 +26,7 @@ _MOST_KEPT = 512  # rows of logits that are kept while the next step runs
 
 
 @dataclass
-class Flight(Launched):
+class Flight(LaunchedCall):
     """A step that a device computes while the host does something else."""
 
     promised: dict[int, int]  # placeholder → line of the choices of the step before, which predicts the token

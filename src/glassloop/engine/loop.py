@@ -21,7 +21,7 @@ from glassloop.engine.drafting.lookup import LookupDrafts
 from glassloop.engine.open_tasks import OpenTasks
 from glassloop.engine.request import Request
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.step import StepVerbs
+from glassloop.engine.step_verbs import StepVerbs
 from glassloop.engine.tasks.context import TaskContext
 from glassloop.engine.tasks.make import tasks_of
 from glassloop.engine.tasks.reading import Reading

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from glassloop.engine.call_plan import PageCopy
 from glassloop.engine.kv_nodes import NoRoom
-from glassloop.engine.plan import PageCopy
 from glassloop.engine.queues import StepRows, TaskQueues
 from glassloop.engine.tasks.task import PlannedCall, Task, Work
 from glassloop.engine.tree import KVTree

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from glassloop.engine.call_plan import PageCopy
 from glassloop.engine.integrity import check_tree, must
 from glassloop.engine.kv_nodes import GONE, KVPath, Node, NodePool, NoRoom
-from glassloop.engine.plan import PageCopy
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, pages_for

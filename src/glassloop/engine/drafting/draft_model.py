@@ -14,9 +14,9 @@ from time import perf_counter
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.engine.branch import Branch
+from glassloop.engine.call_plan import CallPlan
 from glassloop.engine.drafting.guesser import AcceptanceRates, DraftSource, guess_room
 from glassloop.engine.kv_nodes import KVPath, NoRoom
-from glassloop.engine.plan import CallPlan
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.model.loader import ModelFiles

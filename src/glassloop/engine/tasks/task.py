@@ -15,8 +15,8 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
+from glassloop.engine.call_plan import CallPlan, PageCopy
 from glassloop.engine.kv_nodes import KVPath, NoRoom
-from glassloop.engine.plan import CallPlan, PageCopy
 from glassloop.engine.tree import KVTree
 from glassloop.ops.batch import Batch
 from glassloop.ops.protocol import Forward

@@ -18,9 +18,9 @@ from typing import Any
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.engine.call_plan import CallPlan
 from glassloop.engine.drafting.guesser import DraftSource
 from glassloop.engine.open_tasks import OpenTasks
-from glassloop.engine.plan import CallPlan
 from glassloop.engine.scheduler import Scheduler
 from glassloop.engine.tasks.task import Counters, PlannedCall, Task, WantedRow, places_of
 from glassloop.engine.tree import KVTree
@@ -31,7 +31,7 @@ ChosenRows = Sequence[Chosen | Exception | None]
 
 
 @dataclass
-class Launched:
+class LaunchedCall:
     """A call whose rows are computed, or are being computed by a device."""
 
     call: PlannedCall
@@ -58,7 +58,7 @@ class StepVerbs:
         self._tasks = tasks
         self._counters = counters
 
-    def launch(self, call: PlannedCall, plan: CallPlan) -> Launched | None:
+    def launch(self, call: PlannedCall, plan: CallPlan) -> LaunchedCall | None:
         """Computes the rows of a call. An error in a program ends the readings that need it, and the result
         is None."""
         began, pages = perf_counter(), self._tree.pages
@@ -82,9 +82,9 @@ class StepVerbs:
         for work in call.works:
             if work.ids[0] >= 0:
                 self._tree.computed(work.path)
-        return Launched(call, results, seconds)
+        return LaunchedCall(call, results, seconds)
 
-    def choose(self, launched: Launched) -> ChosenRows:
+    def choose(self, launched: LaunchedCall) -> ChosenRows:
         """Chooses a token for each row whose task needs no more than that."""
         decoders: list[Decoder] = []
         places: list[int] = []
@@ -102,7 +102,7 @@ class StepVerbs:
                 chosen[place] = choice
         return chosen
 
-    def commit(self, launched: Launched, chosen: ChosenRows, dropped: Collection[Task] = ()) -> None:
+    def commit(self, launched: LaunchedCall, chosen: ChosenRows, dropped: Collection[Task] = ()) -> None:
         """Hands every task its rows, but for those that have ended or are dropped. A task with several
         branches gets the rows of all of them at once."""
         call, results = launched.call, launched.results
