@@ -306,6 +306,11 @@ def test_a_draft_model_with_other_tokens_is_refused():
         LLM(draft="gemma-3-270m")
 
 
+def test_masks_are_no_drafter_any_more():
+    with pytest.raises(GlassloopError, match="masks"):
+        LLM(draft="masks", kv_memory="50MB")
+
+
 def test_a_lookup_is_silent_without_a_past():
     guesser = Lookup(StepCost(), RecentRuns())
     assert guesser.guess([1, 2], 8) == []

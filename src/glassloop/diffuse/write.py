@@ -1,8 +1,8 @@
 """Writing by diffusion: blocks of masks from left to right, each filled in passes.
 
 A `DiffusionRequest` is a request like any other: it is submitted, followed, cancelled and kept in the same
-ways. Its tasks are `DiffusionWriter`s, one for each run. The tokens of a block are told once the block is
-final.
+ways. Its tasks are `DiffusionWriter`s, one for each run. The listener gets the tokens of a block once the
+block is final.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from glassloop.engine.local import LocalEngine
     from glassloop.engine.protocol import Engine
 
-# Told of each pass of each run, on the engine's thread: it must be quick.
+# Called after each pass of each run, on the engine's thread: it must be quick.
 OnPass = Callable[[Run, PassRecord], None]
 
 
@@ -60,6 +60,7 @@ class DiffusionRequest(Request):
 
 @tasks_of.register(DiffusionRequest)
 def _writers(request: DiffusionRequest, context: TaskContext, order: tuple[int, int]) -> list[Task]:
+    """Returns a writer for each run. Raises if a pass of the first one does not fit into a step."""
     request.adapter = context.adapters.number_of(request.sampling.adapter, request.runs[0].adapters)
     writers = [DiffusionWriter(request, run, order, context) for run in request.runs]
     writers[0].branch.check_pass(context.transformer, "diffusion.block")

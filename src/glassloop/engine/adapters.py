@@ -18,7 +18,7 @@ from glassloop.util.shown import shown
 
 class AdapterNumber(int):
     """The number of an adapter in a batch. When the adapter is unloaded another one may get the same number,
-    so each load has an object of its own, and who has an old one is told by that."""
+    so each load has an object of its own: a number that is equal but another object is an old one."""
 
 
 class LoadedAdapter(NamedTuple):
