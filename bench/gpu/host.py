@@ -320,7 +320,7 @@ PARTS = Parts()
 
 def time_parts() -> None:
     from glassloop.decode import decoder
-    from glassloop.engine import ahead, loop, scheduler
+    from glassloop.engine import ahead, loop, scheduler, step_verbs
     from glassloop.engine.request import Request
     from glassloop.ops.torch import chooser, program, step
 
@@ -328,15 +328,15 @@ def time_parts() -> None:
         (loop.Loop, "step", "other"),
         (scheduler.Scheduler, "plan", "plan"),
         (scheduler.Scheduler, "plan_ahead", "plan"),
-        (ahead.Ahead, "_launch_after", "plan"),
+        (ahead.Ahead, "_plan_after", "plan"),
         (ahead.Ahead, "_launch", "batch"),
         (step.Numbers, "upload", "upload"),
         (program.CudaProgram, "_results_of", "launch"),
         (chooser.DeviceChooser, "start", "begin choice"),
-        (ahead, "_begin_choices", "begin choice"),
+        (ahead.Flight, "begin_choices", "begin choice"),
         (decoder.StartedChoices, "finish", "choose"),
         (_Event, "synchronize", "waiting"),
-        (loop.Loop, "commit", "commit"),
+        (step_verbs.StepVerbs, "commit", "commit"),
         (ahead.Ahead, "_settle", "settle"),
         (Request, "tell", "deliver"),
     ):
