@@ -36,6 +36,7 @@ from glassloop.engine.tasks import sample
 from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.tasks.task import PlannedCall
 from glassloop.model.transformer import Transformer
+from glassloop.record.origin import ByMasks
 from glassloop.record.run import Run
 
 # Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
@@ -257,7 +258,7 @@ def _by_diffusion(plain: Request, options: Diffusion, mask: Mask) -> DiffusionRe
     known = (plain.prompt_ids, plain.sampling, plain.runs)
     own = {"pieces": tokenizer().piece, "options": options, "mask": mask}
     for run in plain.runs:
-        run.diffusion = options.to_dict()
+        run.origin = ByMasks(options.to_dict())
     return DiffusionRequest(*known, priority=plain.priority, built=plain.built, **own)  # type: ignore[arg-type]
 
 

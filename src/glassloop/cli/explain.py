@@ -101,11 +101,11 @@ def explain(
     run = find_run(name, which, there)
     # A file is explained here; the runs of a server are explained there.
     there = None if there is not None and is_path(name) else there
-    if number is not None and (run.diffusion is None or in_prompt):
+    if number is not None and (run.origin.in_order or in_prompt):
         raise GlassloopError("--pass is given; a token that was filled by a pass of diffusion is expected")
     if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
         overrides.pop("adapter", None)
-    if run.upstream is not None:
+    if not run.origin.is_local:
         _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
         return
     llm = None if there is not None else load(model or model_of(name, run), ops, holes=holes)
@@ -180,7 +180,7 @@ def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
 @contextmanager
 def _naming_step() -> Iterator[None]:
     """Calls the place of a token by the option that gives it."""
-    from glassloop.record.run import NoSuchToken
+    from glassloop.record.run_record import NoSuchToken
 
     try:
         yield

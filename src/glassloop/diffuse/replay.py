@@ -73,7 +73,7 @@ def replay_passes(
     says so."""
     options, after = recorded_filling(llm, run, strict)
     records, notes = records_of(run, first), list(replay_notes(llm, run))
-    if run.diffusion is not None and run.diffusion["adapter"] != llm.mask.sha256:
+    if (run.diffusion or {})["adapter"] != llm.mask.sha256:
         notes.append("made with another adapter for masked rows")
     limit = deadline or Deadline()
     try:
@@ -99,7 +99,7 @@ def _write(
     again = llm.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
     )
-    again.context = run.context
+    again.context, again.origin = run.context, run.origin.begun()
     request = DiffusionRequest(
         again.prompt_ids,
         run.sampling,

@@ -31,6 +31,7 @@ from glassloop.engine.tasks.masked import Mask, MaskedBranch, Pass
 from glassloop.engine.tasks.task import CANCELLED, Task, WantedRow
 from glassloop.errors import GlassloopError, described
 from glassloop.ops.quant import Float32
+from glassloop.record.origin import ByMasks
 from glassloop.record.passes import MOST_CHANGES, PassRecord
 from glassloop.record.run import Run
 from glassloop.record.token import Pieces, Token
@@ -169,7 +170,7 @@ class DiffusionWriter:
             filling.take_back(self._scores(logits))
             return rows.of_pass(filling.places)
         record = filling.advance(rows.logits(logits, filling.places))
-        self.run.passes.append(record)
+        self.run.add_pass(record)
         self._changes += len(record.filled) + len(record.unfilled)
         if self.request.on_pass is not None:
             self.request.on_pass(self.run, record)
@@ -248,7 +249,7 @@ def by_diffusion(
     check_stages_can_fill(request.sampling)
     check_prompt(request.runs[0])
     for run in request.runs:
-        run.diffusion = options.to_dict() | {"adapter": mask.sha256}
+        run.origin = ByMasks(options.to_dict() | {"adapter": mask.sha256})
     known = {each.name: getattr(request, each.name) for each in fields(Request)}
     return DiffusionRequest(**known, pieces=llm.piece, options=options, mask=mask)
 

@@ -32,7 +32,9 @@ from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError, contained
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch
-from glassloop.record.run import NO_MEMORY, Past, Run
+from glassloop.record.run import Run
+from glassloop.record.run_parts import Past
+from glassloop.record.run_record import NO_MEMORY
 from glassloop.record.token import Pieces
 from glassloop.text.tokenizer import Tokenizer
 

@@ -28,10 +28,11 @@ from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
-from glassloop.record.run import NoSuchToken as NoSuchToken
-from glassloop.record.run import Past, Run, check_is_run
+from glassloop.record.reported import explain_reported
+from glassloop.record.run import Run, check_is_run
+from glassloop.record.run_parts import Past
+from glassloop.record.run_record import NoSuchToken as NoSuchToken
 from glassloop.record.token import Token
-from glassloop.record.told import explain_told
 from glassloop.record.verdict import Difference, ReplayVerdict
 from glassloop.util.check import check_count, check_one_of
 from glassloop.util.shown import printable
@@ -67,8 +68,8 @@ def explain_token(
     is compared with what is computed, and the explanation has the difference. `logits` returns the row of
     logits after the given tokens with the adapter of this number; without it the engine computes it.
     """
-    if run.upstream is not None:
-        return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
+    if not run.origin.is_local:
+        return explain_reported(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
     check_one_of("luck", luck, ("same", "new"), TraceError)
     check_count("shown", shown, 0, llm.config.vocab_size)
@@ -237,7 +238,7 @@ def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
     check_is_run(run)
-    if run.diffusion is not None:
+    if not run.origin.in_order:
         raise TraceError.about(
             "run",
             f"{run.id} was written by filling masks; it can be explained and replayed, but not continued or"

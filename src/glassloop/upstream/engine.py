@@ -20,9 +20,10 @@ from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.record.messages import Message, recorded
-from glassloop.record.run import Run, Upstream
+from glassloop.record.origin import OtherEngine
+from glassloop.record.reported import explain_reported
+from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.record.told import explain_told
 from glassloop.text.pieces import Pieces
 from glassloop.upstream.client import checked_url
 from glassloop.upstream.fork import continued_text, fork_of
@@ -90,7 +91,7 @@ class UpstreamEngine(Engine):
 
     @property
     def upstream(self) -> str:
-        return Upstream(self.url, self.kind.name, "chat").described
+        return OtherEngine(self.url, self.kind.name, "chat").described
 
     @property
     def op_set(self) -> str:
@@ -181,7 +182,7 @@ class UpstreamEngine(Engine):
         made = self.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
         made.context = 0 if self.config.context == UNKNOWN_CONTEXT else self.config.context
         endpoint = "completions" if talk is None else "chat"
-        made.upstream = Upstream(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
+        made.origin = OtherEngine(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
         return made
 
     def prepare_fork(
@@ -205,11 +206,12 @@ class UpstreamEngine(Engine):
 
     def _check_own(self, run: Run) -> None:
         """Raises unless this upstream made the run."""
-        if run.upstream is None or run.upstream.url != self.url or run.model != self.name:
-            made = "this program itself" if run.upstream is None else run.upstream.described
+        engine = run.upstream
+        if engine is None or engine.url != self.url or run.model != self.name:
             raise TraceError(
-                f"run {run.id} was computed by {made}, with the model {printable(run.model, 200)}; here"
-                f" {self.name} at {self.url} answers, which can only show it"
+                f"run {run.id} was computed by {run.origin.described}, with the model"
+                f" {printable(run.model, 200)}; here {self.name} at {self.url} answers, which can only"
+                " show it"
             )
 
     # ── computing ──────────────────────────────────────────────────────────────────────────────────────────
@@ -252,11 +254,11 @@ class UpstreamEngine(Engine):
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
-        if run.upstream is None:
+        if run.origin.is_local:
             raise TraceError(
                 f"run {run.id} was computed by the model {run.model}; here another engine answers"
             )
-        return explain_told(run, at, **overrides)
+        return explain_reported(run, at, **overrides)
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None

@@ -14,7 +14,7 @@ from glassloop.engine.request import runs_of
 from glassloop.errors import TextError
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.upstream.answer import UpstreamRequest
+from glassloop.upstream.answer import UpstreamRequest, reporting_engine
 from glassloop.upstream.client import UpstreamError
 from glassloop.upstream.reading import PART
 from glassloop.upstream.servers import ServerKind
@@ -52,8 +52,7 @@ def fork_of(
     def make(_: int, number: int) -> Run:
         own = (seed + number) % (1 << 64)
         made = engine._new(run.prompt_ids, replace(options, seed=own), own, run.prompt, run.messages, number)
-        if made.upstream is not None and run.upstream is not None:
-            made.upstream = replace(made.upstream, prompt_tokens=run.upstream.prompt_tokens)
+        made.origin = replace(reporting_engine(made), prompt_tokens=reporting_engine(run).prompt_tokens)
         made.tokens = list(run.tokens[:at])
         made.prompt_tokens = list(run.prompt_tokens)
         made.descend(run, at, reason)

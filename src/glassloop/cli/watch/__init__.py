@@ -78,7 +78,7 @@ def watch(
     if diffusion and upstream is not None:
         raise GlassloopError("--diffusion is given; --upstream is not expected with it")
     run = None if diffusion else _recorded(what)
-    if diffusion or (run is not None and run.diffusion is not None):
+    if diffusion or (run is not None and not run.origin.in_order):
         _watch_passes(what, run, model, model_defaults, filling, holes, asked, store)
         return
     engine: AnyEngine

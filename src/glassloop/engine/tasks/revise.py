@@ -18,8 +18,8 @@ from glassloop.decode.luck import fork_salt
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.sample import Sample
 from glassloop.engine.tree import KVTree
-from glassloop.record.run import Run
-from glassloop.record.token import Refusal, Source, TakenBack, Token
+from glassloop.record.run import Run, TakenBack
+from glassloop.record.token import Refusal, Source, Token
 
 
 class Revising(Sample):

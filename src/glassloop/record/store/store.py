@@ -165,7 +165,7 @@ class Store:
         # The run may be forked or continued before it is written.
         now.tokens, now.prompt_tokens = list(run.tokens), list(run.prompt_tokens)
         now.forks, now.moves = dict(run.forks), list(run.moves)
-        now.passes, now.samples = list(run.passes), list(run.samples)
+        now.origin, now.samples = run.origin.copy(), list(run.samples)
         now.timings, now.drafts = copy(run.timings), copy(run.drafts)
         self._writer.put(QueuedRun(now, tree, name, time.time() if added is None else added, owner))
 

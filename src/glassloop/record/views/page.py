@@ -22,7 +22,8 @@ from glassloop.decode.explain import Explanation
 from glassloop.decode.explain_html import explanation_parts
 from glassloop.errors import TraceError
 from glassloop.record.messages import text_of
-from glassloop.record.run import Run
+from glassloop.record.run_record import RunRecord
+from glassloop.record.run_tree import RunTree
 from glassloop.record.token import Token
 from glassloop.record.views.token_html import facts_line, prompt_text, token_span
 from glassloop.util.html_text import STYLE, Markup, tag, text_html
@@ -58,11 +59,11 @@ def _check_shown(explanations: object, extras: object) -> None:
 
 
 def page(
-    run: Run,
+    run: RunRecord,
     explanations: Mapping[int, Explanation] | None = None,
     extras: Sequence[Shown] = (),
     tree: bool = True,
-    others: Sequence[Run] | None = None,
+    others: Sequence[RunRecord] | None = None,
 ) -> str:
     """Returns the page of a run. `explanations` are by the place of the token, from 0; `extras` are lenses
     and comparisons, which stand below the text. Without `tree`, only this run is in the page; `others` are
@@ -71,7 +72,7 @@ def page(
     if others is not None:
         runs = [run, *others][:MOST_RUNS]
     else:
-        runs = run.tree().from_run(run)[:MOST_RUNS] if tree else [run]
+        runs = RunTree.of(run).from_run(run)[:MOST_RUNS] if tree else [run]
     records, texts = _Records(), []
     left = MOST_TOKENS
     for number, each in enumerate(runs):
@@ -162,7 +163,7 @@ class _Records:
             self._records[key] = record(token)
         return key
 
-    def key(self, run: Run, at: int) -> str | None:
+    def key(self, run: RunRecord, at: int) -> str | None:
         tokens = [*run.tokens, *([run.end] if run.end else [])]
         return self._keys.get(id(tokens[at])) if 0 <= at < len(tokens) else None
 
@@ -204,7 +205,7 @@ def _share(logprob: float) -> float:
     return 0.0 if isnan(logprob) else round(100 * exp(min(logprob, 0.0)), 2)
 
 
-def _text(number: int, run: Run, records: _Records) -> Markup:
+def _text(number: int, run: RunRecord, records: _Records) -> Markup:
     spans = [token_span(token, data_k=records.add(token)) for token in run.tokens]
     end = None
     if run.end is not None:
@@ -218,7 +219,7 @@ def _text(number: int, run: Run, records: _Records) -> Markup:
     )
 
 
-def _line(run: Run) -> str:
+def _line(run: RunRecord) -> str:
     own = "".join(token.text for token in run.tokens[run.fork_at or 0 :]) + run.tail
     how = f"at {run.fork_at} {run.reason}: " if run.parent else ""
     return (
@@ -226,13 +227,13 @@ def _line(run: Run) -> str:
     )
 
 
-def _tree(runs: Sequence[Run], shown: int) -> Markup:
+def _tree(runs: Sequence[RunRecord], shown: int) -> Markup:
     numbers = {run.id: number for number, run in enumerate(runs)}
-    below: dict[str | None, list[Run]] = {}
+    below: dict[str | None, list[RunRecord]] = {}
     for run in runs:
         below.setdefault(run.parent if run.parent in numbers else None, []).append(run)
 
-    def item(run: Run, depth: int) -> Markup:
+    def item(run: RunRecord, depth: int) -> Markup:
         number = numbers[run.id]
         known = {"data_shows": str(number)} if number < shown else {"disabled": ""}
         button = tag("button", _line(run), type="button", **known)
@@ -242,7 +243,7 @@ def _tree(runs: Sequence[Run], shown: int) -> Markup:
     return tag("ul", *(item(run, 0) for run in below.get(None, [])), class_="tree")
 
 
-def _conversation(run: Run) -> Markup | None:
+def _conversation(run: RunRecord) -> Markup | None:
     """Returns the messages that the prompt of a run is, if it is a conversation."""
     if run.messages is None:
         return None

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from glassloop.diffuse.frames import Frames
 from glassloop.record.messages import NO_TEXT, title_of_ids, title_of_text
 from glassloop.record.node import after, root_of
-from glassloop.record.run import Drafts, Run, Timings
+from glassloop.record.run import Run
+from glassloop.record.run_parts import Drafts, Timings
 from glassloop.record.store.entry import BRIEF_TEXT, KeptRun
 from glassloop.record.token import Token
 from glassloop.record.worst import around, first_unlikely, luckiest, most_surprising, surprise_bits
@@ -199,6 +200,7 @@ _OF_RUN = (
     *("id", "created", "finish_reason", "stop_reason", "messages", "text", "seed", "salt", "sample"),
     *("parent", "fork_at", "reason", "ops"),
 )
+_ORIGIN = {"upstream": None, "diffusion": None, "passes": 0}  # of a run that has none of these
 _OF_FACTS = ("root", "salt", "sample", "fork_at", "reason", "sampling", "usage", "ops")
 
 
@@ -221,9 +223,7 @@ def summary(service: Service, state: RunState) -> dict[str, Any]:
         "distinct_pairs": run.distinct(2),
         "timings": _timings(run.timings, len(run.tokens)),
         "drafts": _drafts(run.drafts),
-        "upstream": None if run.upstream is None else asdict(run.upstream),
-        "diffusion": run.diffusion,
-        "passes": len(run.passes),
+        **_ORIGIN | run.origin.to_facts(),
     }
 
 
@@ -324,9 +324,7 @@ def _stored_summary(service: Service, kept: KeptRun) -> dict[str, Any]:
         "seed": entry.seed,
         "parent": entry.parent,
         "logprob": _stored_logprob(facts),
-        "upstream": facts.get("upstream"),  # rows of older versions have none of these
-        "diffusion": facts.get("diffusion"),
-        "passes": facts.get("passes", 0),
+        **{name: facts.get(name, default) for name, default in _ORIGIN.items()},
         "distinct_pairs": facts.get("distinct_pairs"),
         "timings": _timings(Timings(**facts["timings"]), entry.tokens),
         "drafts": _drafts(Drafts(**facts["drafts"])),
@@ -374,7 +372,7 @@ def whole_run(service: Service, state: RunState, alternatives: int, first: int =
 def _prompt_tokens(service: Service, run: Run) -> Iterable[dict[str, Any]]:
     """Returns the tokens of a prompt. Of another engine only those that it told are known, or else the prompt
     as one piece."""
-    if run.upstream is None:
+    if run.origin.is_local:
         return (prompt_token(service, id) for id in run.prompt_ids)
     rest = "".join([token.piece for token in run.prompt_tokens])
     first = (run.prompt or "").removesuffix(rest)
