@@ -272,6 +272,10 @@ class LLM(LocalEngine):
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
         check_is_run(run)
         check_deadline(deadline)
+        if not run.origin.is_local:
+            from glassloop.record.reported import explain_reported
+
+            return explain_reported(run, at, **overrides)
         if not run.origin.in_order and overrides.get("of", "answer") == "answer":
             from glassloop.diffuse.replay import explain_fill
 

@@ -243,7 +243,7 @@ def print_reasons(told: Explanation) -> None:
     """Prints the tables of the stages and of the race, and the sentence. Where the record differs from what
     is computed now, the sentence, which says so, comes first."""
     from glassloop.cli.terminal import print_table, visible, wrapped
-    from glassloop.decode.explain_text import race_table, stage_table
+    from glassloop.decode.explanation import race_table, stage_table
 
     said = wrapped(visible(told.sentence))
     if told.difference is not None:

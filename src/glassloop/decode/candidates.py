@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.luck import Race, race
 from glassloop.decode.rules import Action, Rule, check_rule
-from glassloop.decode.shape import SLACK, keep_deviations, keep_eta, keep_typical
+from glassloop.decode.shape import SLACK, eta_probability, is_typical
 from glassloop.ops.exact import exp, exp_of, log_of
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Float64, Int32, RowOps, RowSummary, Survivors
@@ -184,7 +184,13 @@ class Candidates:
             return self.at_least(self.logit_of(amount))
         if action is Action.EXCLUDE:
             return self.without_likely(amount)
-        return _BY_SHAPE[action](self, amount)
+        if action is Action.TYPICAL:
+            return self.typical(amount)
+        _, logits = self.everyone()
+        if action is Action.SIGMA:
+            return self.at_least(float(self.values[0]) - amount * float(logits.std()))
+        assert action is Action.ETA
+        return self.at_least(self.logit_of(eta_probability(logits, amount)))
 
     def moved(
         self, ids: Iterable[int] | NDArray[np.integer], change: Callable[[Float64], Float64]
@@ -296,6 +302,13 @@ class Candidates:
             return self
         return self._without(self.at_least(border).ids[:-1])
 
+    def typical(self, mass: float) -> Candidates:
+        """Returns those whose surprise is closest to the entropy and that together have this probability."""
+        ids, logits = self.everyone()
+        allowed = np.zeros(self.vocab_size, np.bool_)
+        allowed[ids[is_typical(logits, mass)]] = True
+        return self._only(allowed)
+
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _checked_ids(self, ids: Iterable[int] | NDArray[np.integer], method: str) -> NDArray[np.integer]:
@@ -344,13 +357,6 @@ class Candidates:
             alive = int(np.count_nonzero(base > -np.inf))
         self.complete = alive < len(base) or alive == self.vocab_size
         self._ids, self._base, self._values = ids[:alive], base[:alive], None
-
-
-_BY_SHAPE: dict[Action, Callable[[Candidates, float], Candidates]] = {
-    Action.TYPICAL: keep_typical,
-    Action.SIGMA: keep_deviations,
-    Action.ETA: keep_eta,
-}
 
 
 def _times(base: Float32, scale: float) -> Float64:

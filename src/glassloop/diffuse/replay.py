@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
-from glassloop.decode.explain import Explanation, explain
+from glassloop.decode.explain import ChoiceContext, RecordedToken, explain_choice
+from glassloop.decode.explanation import Explanation
 from glassloop.decode.luck import fork_salt, pass_salt
 from glassloop.decode.stop import Ending, stop_ids
 from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
@@ -23,6 +24,7 @@ from glassloop.engine.replay import (
     NoSuchToken,
     check_ids,
     compare,
+    parts_of,
     records_of,
     replay_notes,
     token_at,
@@ -195,22 +197,19 @@ def explain_fill(
                 tokens[each.at - record.first] = each.id
     seen = [mask.token if token is None else token for token in tokens[:place]]
     known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
-    return explain(
+    context = ChoiceContext(
         row,
         [*before, *seen],
         sampling,
         seed,
+        pass_salt(salt, number),
         prompt_length=len(run.prompt_ids),
-        salt=pass_salt(salt, number),
-        tokenizer=llm.tokenizer,
-        eos_ids=tuple(llm.tokenizer.eos_ids),
-        ops=llm.transformer.ops.rows,
-        shown=shown,
         never=(mask.token,) if after is None else never_in_hole(llm, sampling, mask),
-        introduction=f"In pass {number}, with {known}, ",
-        recorded=None if what_if else recorded_fill(run, record, at),
-        reasons=replay_notes(llm, run),
+        model=parts_of(llm),
     )
+    numbers = None if what_if else recorded_fill(run, record, at)
+    recorded = RecordedToken(numbers=numbers, reasons=replay_notes(llm, run))
+    return explain_choice(context, recorded, shown, f"In pass {number}, with {known}, ")
 
 
 def recorded_fill(run: Run, record: PassRecord, at: int) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import exp, isnan, nan
 from typing import Any
 
-from glassloop.decode.explain import Explanation, Racer
+from glassloop.decode.explanation import Explanation, Racer
 from glassloop.errors import TraceError
 from glassloop.record.origin import OtherEngine
 from glassloop.record.run_record import NoSuchToken, RunRecord

@@ -20,7 +20,7 @@ from glassloop.util.shown import shown
 if TYPE_CHECKING:
     from anywidget import AnyWidget
 
-    from glassloop.decode.explain import Explanation
+    from glassloop.decode.explanation import Explanation
     from glassloop.record.run_tree import RunTree
     from glassloop.record.verdict import ReplayVerdict
     from glassloop.record.views.page import Shown

@@ -18,8 +18,7 @@ from math import exp, isinf, isnan
 from pathlib import Path
 from typing import Any, Protocol
 
-from glassloop.decode.explain import Explanation
-from glassloop.decode.explain_html import explanation_parts
+from glassloop.decode.explanation import Explanation, explanation_parts
 from glassloop.errors import TraceError
 from glassloop.record.messages import text_of
 from glassloop.record.run_record import RunRecord
