@@ -14,6 +14,7 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
+from glassloop.engine.fork import check_change, fork_options
 from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, LensReader, Statistics
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.request_maker import Messages, Prompt
@@ -25,8 +26,9 @@ from glassloop.record.reported import explain_reported
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.text.pieces import Pieces
+from glassloop.upstream.answer import UpstreamRequest, reporting_engine
 from glassloop.upstream.client import checked_url
-from glassloop.upstream.fork import continued_text, fork_of
+from glassloop.upstream.fork import continued_text, forced_token, fork_seed
 from glassloop.upstream.prompts import read_chat_prompt, read_prompt
 from glassloop.upstream.servers import check_options, options_for
 from glassloop.upstream.streams import UpstreamStreams
@@ -91,7 +93,7 @@ class UpstreamEngine(Engine):
 
     @property
     def upstream(self) -> str:
-        return OtherEngine(self.url, self.kind.name, "chat").described
+        return self._origin("chat").described
 
     @property
     def op_set(self) -> str:
@@ -179,21 +181,71 @@ class UpstreamEngine(Engine):
         talk: list[Message] | None,
         sample: int,
     ) -> Run:
-        made = self.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
-        made.context = 0 if self.config.context == UNKNOWN_CONTEXT else self.config.context
-        endpoint = "completions" if talk is None else "chat"
-        made.origin = OtherEngine(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
-        return made
+        run = self.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
+        run.context, run.origin = self._context, self._origin("completions" if talk is None else "chat")
+        return run
+
+    def _origin(self, endpoint: str) -> OtherEngine:
+        """Returns the origin of a new run."""
+        return OtherEngine(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
+
+    @property
+    def _context(self) -> int:
+        """The context of the model; 0 if it is not known."""
+        return 0 if self.config.context == UNKNOWN_CONTEXT else self.config.context
 
     def prepare_fork(
-        self, run: Run, at: int, *, listener: Listener = ignore, priority: int = 0, **changes: Any
+        self,
+        run: Run,
+        at: int,
+        *,
+        listener: Listener = ignore,
+        priority: int = 0,
+        token: int | str | None = None,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        **overrides: Any,
     ) -> Request:
+        """Returns a request for a fork. Without a change, the next seed is sent."""
         self._check_own(run)
-        made = fork_of(self, run, at, **changes)
-        for each in made.runs:
-            continued_text(self.kind, each)
-        made.listener, made.priority = listener, priority
-        return made
+        at = check_change(run, at, token, text)
+        options, changed = fork_options(run, at, sampling, overrides)
+        built = self.compile(options)
+        forced = [] if token is None and text is None else [forced_token(run, at, token, text)]
+        seed = fork_seed(run, at, options, is_same=not forced and not changed)
+        reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+        before = reporting_engine(run)
+        origin = replace(self._origin(before.endpoint), prompt_tokens=before.prompt_tokens)
+
+        def make(_: int, number: int) -> Run:
+            sample_seed = (seed + number) % (1 << 64)
+            fork = run.beginning(
+                at,
+                reason,
+                context=self._context,
+                ops=self.op_set,
+                llm=self,
+                sampling=replace(options, seed=sample_seed),
+                seed=sample_seed,
+                salt=0,
+                sample=number,
+                origin=origin,
+            )
+            continued_text(self.kind, fork)  # raises if it cannot be continued
+            return fork
+
+        return UpstreamRequest(
+            run.prompt_ids,
+            options,
+            runs_of(options, make),
+            listener,
+            priority,
+            forced=[each.id for each in forced],
+            drafts=False,
+            keep=self.keep,
+            built=built,
+            given=forced,
+        )
 
     def prepare_rest(self, run: Run, *, timeout: float | None = None) -> Request:
         """Returns a request that continues a run from its text. Unlike with an engine of our own, what comes
