@@ -67,9 +67,9 @@ class Candidates:
     @classmethod
     def of(cls, logits: Float32, summary: RowSummary, ops: RowOps) -> Candidates:
         """Returns the whole vocabulary, given the row's summary."""
-        made = cls(ops, len(logits), logits, 1.0, log_sum_exp=summary.log_sum_exp)
-        made._set_head(summary.ids, summary.logits)
-        return made
+        whole = cls(ops, len(logits), logits, 1.0, log_sum_exp=summary.log_sum_exp)
+        whole._set_head(summary.ids, summary.logits)
+        return whole
 
     @classmethod
     def from_survivors(cls, left: Survivors, vocab_size: int, ops: RowOps) -> Candidates:
@@ -133,8 +133,8 @@ class Candidates:
             return _times(self._row[ids], self.scale)
         whole = np.full(self.vocab_size, -np.inf)
         whole[self.ids] = self.values
-        found: Float64 = whole[ids]
-        return found
+        logits: Float64 = whole[ids]
+        return logits
 
     def rank_of(self, token: int) -> int | None:
         """Returns how many survivors come before this one, or None if it was removed."""
@@ -201,13 +201,13 @@ class Candidates:
             raise ValueError("moved() got an id more than once; distinct ids are expected")
 
         def checked(logits: Float64) -> Float64:
-            made = np.asarray(change(logits), np.float64)
-            if made.shape != logits.shape:
+            changed = np.asarray(change(logits), np.float64)
+            if changed.shape != logits.shape:
                 raise ValueError(
-                    f"the function of moved() returned shape {made.shape}; one logit per id, {logits.shape},"
-                    " is expected"
+                    f"the function of moved() returned shape {changed.shape}; one logit per id,"
+                    f" {logits.shape}, is expected"
                 )
-            return made
+            return changed
 
         return self._moved(which, checked)
 
@@ -268,10 +268,10 @@ class Candidates:
         if self.complete and len(ids) <= count:
             return self
         base = self._base[:count]  # type: ignore[index]
-        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids[:count], base, complete=True)
+        highest = Candidates(self._ops, self.vocab_size, None, self.scale, ids[:count], base, complete=True)
         if self._values is not None:
-            made._values = self._values[:count]
-        return made
+            highest._values = self._values[:count]
+        return highest
 
     def at_least(self, logit: float) -> Candidates:
         """Returns those with this logit or a higher one; in any case the highest and its equals."""
@@ -317,8 +317,8 @@ class Candidates:
         if not which.size:
             return which.astype(np.int64)
         if which.ndim != 1 or which.dtype.kind not in "iu":
-            found = f"{which.dtype} of shape {which.shape}"
-            raise ValueError(f"{method}() got {found}; a list of token ids is expected")
+            got = f"{which.dtype} of shape {which.shape}"
+            raise ValueError(f"{method}() got {got}; a list of token ids is expected")
         if which.min() < 0 or which.max() >= self.vocab_size:
             wrong = int(which.min()) if which.min() < 0 else int(which.max())
             last = self.vocab_size - 1

@@ -136,20 +136,20 @@ class UpstreamEngine(Engine):
         if text is not None and not isinstance(text, str):
             raise TextError.about("prompt", "is token ids; they are not known here: a text is expected")
         options_for(self.kind, sampling, chat=talk is not None)  # raises what is wrong
-        told: list[Token] = []
+        prompt_tokens: list[Token] = []
         if text is not None and not text:
             raise TextError.about("prompt", "is empty; at least one character is expected")
         if sampling.prompt_logprobs:
-            ids, told = self._prompt_tokens(text, talk, sampling)
+            ids, prompt_tokens = self._prompt_tokens(text, talk, sampling)
         elif talk is not None:
             ids = [name_of_messages(talk)]
         else:
             ids = [name_of((text or "").encode("utf-8", "replace"))]
 
         def make(seed: int, number: int) -> Run:
-            made = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
-            made.prompt_tokens = list(told)
-            return made
+            run = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
+            run.prompt_tokens = list(prompt_tokens)
+            return run
 
         runs = runs_of(sampling, make)
         return Request(ids, sampling, runs, listener, priority, drafts=False, keep=self.keep, built=built)
@@ -159,9 +159,9 @@ class UpstreamEngine(Engine):
     ) -> tuple[list[int], list[Token]]:
         """Returns the tokens of a prompt as the upstream tells them; raises if it does not."""
         count, server = sampling.prompt_logprobs, self.kind.name or "the upstream"
-        asked: Coroutine[Any, Any, tuple[list[int], list[Token]]]
+        question: Coroutine[Any, Any, tuple[list[int], list[Token]]]
         if talk is not None and self.kind.scores_chats:
-            asked = read_chat_prompt(self._streams.api.client, self.model, talk, count)
+            question = read_chat_prompt(self._streams.api.client, self.model, talk, count)
         elif talk is not None:
             problem = f"is given for a chat; {server} is not known to have that, only for a text"
             raise SamplingError.about("prompt_logprobs", problem)
@@ -169,8 +169,8 @@ class UpstreamEngine(Engine):
             problem = f"is given; {server} gives those of the next token in their place"
             raise SamplingError.about("prompt_logprobs", problem)
         else:
-            asked = read_prompt(self._streams.api.client, self.model, text or "", count)
-        return self._streams.call(asked, sampling.timeout or _PROMPT_SECONDS)
+            question = read_prompt(self._streams.api.client, self.model, text or "", count)
+        return self._streams.call(question, sampling.timeout or _PROMPT_SECONDS)
 
     def _new(
         self,
@@ -253,8 +253,8 @@ class UpstreamEngine(Engine):
         self._check_own(run)
         continued_text(self.kind, run)
         limits = [seconds for seconds in (run.sampling.timeout, timeout) if seconds is not None]
-        own = replace(run.sampling, n=1, timeout=min(limits, default=None))
-        return Request(run.prompt_ids, own, [run], drafts=False, keep=self.keep, built=self.compile(own))
+        rest = replace(run.sampling, n=1, timeout=min(limits, default=None))
+        return Request(run.prompt_ids, rest, [run], drafts=False, keep=self.keep, built=self.compile(rest))
 
     def _check_own(self, run: Run) -> None:
         """Raises unless this upstream made the run."""

@@ -82,20 +82,20 @@ def page(
     whys = [
         tag(
             "details",
-            tag("summary", f"Why {quoted(told.taken.text)}"),
-            tag("div", *explanation_parts(told, at), class_="scroll", tabindex="0"),
+            tag("summary", f"Why {quoted(explanation.taken.text)}"),
+            tag("div", *explanation_parts(explanation, at), class_="scroll", tabindex="0"),
             id=f"why-{records.key(run, at)}",
         )
-        for at, told in sorted((explanations or {}).items())
+        for at, explanation in sorted((explanations or {}).items())
     ]
     shown = [tag("section", _inside(extra)) for extra in extras]
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
     body = tag(
         "div",
         tag(
             "header",
             tag("h1", run.title),
-            tag("div", f"{facts_line(run)} · {made} · {run.ops}", class_="note"),
+            tag("div", f"{facts_line(run)} · {date} · {run.ops}", class_="note"),
         ),
         tag(
             "main",
@@ -219,10 +219,10 @@ def _text(number: int, run: RunRecord, records: _Records) -> Markup:
 
 
 def _line(run: RunRecord) -> str:
-    own = "".join(token.text for token in run.tokens[run.fork_at or 0 :]) + run.tail
+    text = "".join(token.text for token in run.tokens[run.fork_at or 0 :]) + run.tail
     how = f"at {run.fork_at} {run.reason}: " if run.parent else ""
     return (
-        f"{how}{cut(own, _OWN)!r} ({run.id[:8]}, {len(run.tokens)} tokens, {run.finish_reason or 'running'})"
+        f"{how}{cut(text, _OWN)!r} ({run.id[:8]}, {len(run.tokens)} tokens, {run.finish_reason or 'running'})"
     )
 
 
@@ -234,8 +234,8 @@ def _tree(runs: Sequence[RunRecord], shown: int) -> Markup:
 
     def item(run: RunRecord, depth: int) -> Markup:
         number = numbers[run.id]
-        known = {"data_shows": str(number)} if number < shown else {"disabled": ""}
-        button = tag("button", _line(run), type="button", **known)
+        target = {"data_shows": str(number)} if number < shown else {"disabled": ""}
+        button = tag("button", _line(run), type="button", **target)
         forks = below.get(run.id, []) if depth < 50 else []
         return tag("li", button, tag("ul", *(item(fork, depth + 1) for fork in forks)) if forks else None)
 
@@ -256,8 +256,8 @@ def _conversation(run: RunRecord) -> Markup | None:
 def _inside(extra: Shown) -> Markup:
     """Returns what an object shows of itself, without its own copy of the style and without the attributes
     that repeat it, which the policy of the page forbids."""
-    made = extra._repr_html_().replace(f"<style>{STYLE}</style>", "", 1)
-    return Markup(_STYLE_ATTRIBUTE.sub("", made))
+    markup = extra._repr_html_().replace(f"<style>{STYLE}</style>", "", 1)
+    return Markup(_STYLE_ATTRIBUTE.sub("", markup))
 
 
 @cache
