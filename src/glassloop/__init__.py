@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from glassloop.errors import TraceError as TraceError
     from glassloop.record.diff import diff as diff
     from glassloop.record.run import Run as Run
+    from glassloop.record.run import TakenBack as TakenBack
     from glassloop.record.store.store import Store as Store
-    from glassloop.record.token import TakenBack as TakenBack
     from glassloop.record.token import Token as Token
     from glassloop.search.budget import Budget as Budget
     from glassloop.search.own import search_method as search_method
@@ -55,7 +55,7 @@ _HOMES = {
     "verifier": "glassloop.search.own",
     "Solution": "glassloop.search.solution",
     "Verdict": "glassloop.search.verdict",
-    "TakenBack": "glassloop.record.token",
+    "TakenBack": "glassloop.record.run",
     "Sampling": "glassloop.decode.sampling",
     "stage": "glassloop.decode.stage",
     "DEFAULT_ORDER": "glassloop.decode.chain",

@@ -20,8 +20,8 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
 from glassloop.engine.owner import owned_by
 from glassloop.engine.request import Listener, Request, ignore
-from glassloop.record.run import Run
-from glassloop.record.token import TakenBack, Token
+from glassloop.record.run import Run, TakenBack
+from glassloop.record.token import Token
 
 MOST_STEPS = 20_000
 

@@ -28,9 +28,9 @@ from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.record.format.glass_file import from_bytes, to_bytes
-from glassloop.record.run import Run
+from glassloop.record.run import Run, TakenBack
 from glassloop.record.store.store import Store
-from glassloop.record.token import TakenBack, Token
+from glassloop.record.token import Token
 
 
 class Questions:

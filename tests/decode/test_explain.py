@@ -16,8 +16,8 @@ from glassloop import Sampling, SamplingError
 from glassloop.cli.explain import print_reasons
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.explain import Explanation, explain
-from glassloop.decode.explain_text import race_table
-from glassloop.decode.sentence import BeamRank, ordinal
+from glassloop.decode.explanation import BeamRank, race_table
+from glassloop.decode.sentence import ordinal
 from glassloop.ops import choose_ops
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.15, 0.05], np.float32))

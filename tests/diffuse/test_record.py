@@ -19,8 +19,10 @@ from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.replay import known_before, last_filled
 from glassloop.record.format.check_header import read_header
-from glassloop.record.format.glass_file import from_bytes, to_bytes, version_of
+from glassloop.record.format.glass_bytes import version_of
+from glassloop.record.format.glass_file import from_bytes, to_bytes
 from glassloop.record.format.header import to_header
+from glassloop.record.origin import ByMasks
 from glassloop.record.store.listing import Listing
 from glassloop.record.store.store import Store
 from glassloop.record.token import Token
@@ -82,7 +84,9 @@ def test_a_replay_notices_a_changed_token_and_a_changed_pass(run):
     verdict = masked_llm().replay(other)
     assert not verdict.identical and verdict.first.at == 3
     moved = replace(run.passes[1], filled=run.passes[1].filled[::-1] + run.passes[1].filled[:1])
-    verdict = masked_llm().replay(replace(run, passes=[run.passes[0], moved, *run.passes[2:]]))
+    verdict = masked_llm().replay(
+        replace(run, origin=ByMasks(run.diffusion, [run.passes[0], moved, *run.passes[2:]]))
+    )
     told = f"not identical, but {len(run.tokens)} of {len(run.tokens)} tokens are the same"
     assert not verdict.identical and verdict.sentence == f"{told} (the passes are not the same)"
 
@@ -178,7 +182,9 @@ def test_a_fill_that_the_record_has_otherwise_is_told_as_the_record_has_it(run):
     assert told.sentence.startswith("The record has other numbers for ")
     assert f"Computed now: In pass {number}, with " in told.sentence
     # Of a fill that is not in the text, the record of its pass has the token and its probabilities.
-    told = llm.explain(replace(run, tokens=run.tokens[:2], end=None, passes=passes), place)
+    told = llm.explain(
+        replace(run, tokens=run.tokens[:2], end=None, origin=ByMasks(run.diffusion, passes)), place
+    )
     assert told.difference is not None and told.difference.fields == ("id", "logprob")
     assert told.taken.id != told.winner.id == token.id and told.difference.recorded.margin is None
     assert llm.explain(replace(run, tokens=run.tokens[:2], end=None), place).difference is None
@@ -233,4 +239,4 @@ def test_a_damaged_header_is_refused_by_name(run, spoil):
 def test_wrong_options_in_a_file_are_an_error_of_the_replay(run):
     for values in ({"block": -1}, {"unknown": 1}):
         with pytest.raises(TraceError, match=r"diffusion\."):
-            masked_llm().replay(replace(run, diffusion={**run.diffusion, **values}))
+            masked_llm().replay(replace(run, origin=ByMasks(run.diffusion | values, run.passes)))

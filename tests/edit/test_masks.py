@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
 from glassloop.engine.tasks.masked import MaskedRow, Pass
 from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.origin import ByMasks
+from glassloop.record.run import Run
 
 BEFORE, AFTER = "the quick brown", "fox jumps"
 LETTERS = Sampling(seed=1, allowed_token_ids=[97, 98, 99])
@@ -88,10 +91,14 @@ def test_what_fills_a_hole_is_explained_and_replayed(sampling, diffusion):
             told = run.explain(at, llm=llm)
             assert told.winner.id == token.id and told.winner.luck == token.luck
             assert told.winner.logprob == token.logprob and told.winner.raw_logprob == token.raw_logprob
-    changed = replace(run, diffusion={**run.diffusion, "after": [120] * len(run.diffusion["after"])})
+    changed = _with_options(run, run.diffusion | {"after": [120] * len(run.diffusion["after"])})
     assert not changed.replay(llm).identical
     with pytest.raises(TraceError, match=r"diffusion\.after\[1\] is 999; a token id below 257"):
-        replace(run, diffusion={**run.diffusion, "after": [1, 999]}).replay(llm)
+        _with_options(run, run.diffusion | {"after": [1, 999]}).replay(llm)
+
+
+def _with_options(run: Run, options: dict[str, Any]) -> Run:
+    return replace(run, origin=ByMasks(options, run.passes))
 
 
 def test_an_old_record_of_a_hole_says_what_it_lacks():
@@ -99,7 +106,7 @@ def test_an_old_record_of_a_hole_says_what_it_lacks():
     old = {name: value for name, value in run.diffusion.items() if name not in ("adapter", "after")}
     for ask in (lambda run: run.explain(0), lambda run: run.replay()):
         with pytest.raises(TraceError, match="fills a hole, and its record, which is old, does not have"):
-            ask(replace(run, diffusion=old))
+            ask(_with_options(run, old))
 
 
 def test_the_text_after_the_hole_matters():

@@ -35,6 +35,7 @@ from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.tasks.task import PlannedCall
 from glassloop.model.transformer import Transformer
+from glassloop.record.origin import ByMasks
 from glassloop.record.run import Run
 
 # Each scenario has a dozen requests or so. More for who wants to be surer: GLASSLOOP_SCENARIOS=5000.
@@ -255,7 +256,7 @@ def _diffused(
 def _by_diffusion(plain: Request, options: Diffusion, mask: Mask) -> DiffusionRequest:
     known = (plain.prompt_ids, plain.sampling, plain.runs)
     for run in plain.runs:
-        run.diffusion = options.to_dict()
+        run.origin = ByMasks(options.to_dict())
     return DiffusionRequest(*known, priority=plain.priority, built=plain.built, options=options, mask=mask)
 
 

@@ -22,7 +22,8 @@ from glassloop.engine.tasks.revise import Revising, settled_tokens
 from glassloop.engine.tasks.sample import Sample
 from glassloop.model.cache import Branches
 from glassloop.ops.native.ops import NativeOps
-from glassloop.record.token import TakenBack, Token
+from glassloop.record.run import TakenBack
+from glassloop.record.token import Token
 
 SAMPLING = Sampling(temperature=1.2, seed=3, max_tokens=40, revise=4, revise_window=6, revise_bits=4.0)
 

@@ -22,7 +22,6 @@ from ops.test_native import instructions  # noqa: F401  (a fixture)
 from glassloop import Sampling
 from glassloop.decode.candidates import SLACK, Candidates
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.shape import keep_typical
 from glassloop.ops import rows as reference
 from glassloop.ops.exact import exp, log_of
 from glassloop.ops.native import rows as native
@@ -96,7 +95,7 @@ def test_typical_p_at_the_very_border(off):
                 continue
             decoder = Decoder(Sampling(typical_p=p), 3000, 1, ops=native)
             left = decoder.run_stages(logits)[1]
-            assert left.count == keep_typical(whole, p).count
+            assert left.count == whole.typical(p).count
 
 
 @pytest.mark.parametrize("off", [-1e-9, -1e-15, 0.0, 1e-15, 1e-9])

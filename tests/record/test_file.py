@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Run, Sampling, TraceError
-from glassloop.record.format import glass_file as file
+from glassloop.record.format import glass_bytes as file
 from glassloop.record.format.glass_file import from_bytes, read, to_bytes
 from glassloop.record.format.header import records_of, to_header
 from glassloop.record.store.store import Store

@@ -26,7 +26,7 @@ def click(run: Run, at: int) -> dict:
 
 def test_a_click_is_a_fork_of_the_run_that_is_shown():
     run = make()
-    live = LiveRun(run)
+    live = LiveRun(run, Run.fork)
     first = live.fork(click(run, 2))
     assert first.parent == run.id and first.fork_at == 2 and first in run.children
     assert first.tokens[2].id == run.tokens[2].alternatives[1].id and first.tokens[2].source == "forced"
@@ -50,7 +50,7 @@ def test_a_click_is_a_fork_of_the_run_that_is_shown():
     ],
 )
 def test_other_messages_are_refused_and_change_nothing(message):
-    live = LiveRun(make())
+    live = LiveRun(make(), Run.fork)
     with pytest.raises(GlassloopError, match=r"fork is|token"):
         live.fork(message)
     assert len(live.history) == 1
@@ -60,13 +60,17 @@ def test_the_widget_forks_and_reports_errors():
     pytest.importorskip("anywidget", reason="anywidget is not installed (pip install 'glassloop[notebook]')")
     run, told = make(), []
     widget = run.live(told.append)
-    assert widget.html == LiveRun(run).html and widget.run is run and "<script" not in widget._repr_html_()
+    assert (
+        widget.html == LiveRun(run, Run.fork).html
+        and widget.run is run
+        and "<script" not in widget._repr_html_()
+    )
     widget._handle_custom_msg(click(run, 2), [])
     assert [widget.run] == told and widget.run.parent == run.id and not widget.busy and widget.error == ""
-    assert widget.html == LiveRun(told[0]).html and json.loads(widget.records)
+    assert widget.html == LiveRun(told[0], Run.fork).html and json.loads(widget.records)
     widget._handle_custom_msg({"fork": {"at": 99, "token": 1}}, [])
     assert "a place from 0 to 5" in widget.error and widget.run is told[0] and not widget.busy
-    assert widget.back() is run and widget.html == LiveRun(run).html
+    assert widget.back() is run and widget.html == LiveRun(run, Run.fork).html
 
 
 def test_without_anywidget_the_error_says_what_to_install(monkeypatch):
@@ -101,7 +105,7 @@ document.getElementById("said").textContent = JSON.stringify(said);
 @needs_chromium
 def test_a_click_in_a_browser_sends_the_message(tmp_path):
     run = make()
-    live = LiveRun(run)
+    live = LiveRun(run, Run.fork)
     state = {"html": live.html, "records": live.records, "busy": False, "error": ""}
     written = json.dumps(state | {"script": SCRIPT.read_text()}).replace("<", "\\u003c")
     (tmp_path / "a.html").write_text(HARNESS.replace("STATE", written))

@@ -19,11 +19,11 @@ from postgres import PASSWORD, PostgresServer
 from waiting import awake, wait_until
 
 from glassloop import Run, Sampling, Store, TraceError
-from glassloop.record.store import postgres_name
+from glassloop.record.store import server_name
 from glassloop.record.store import writer as writing
 from glassloop.record.store.listing import contains
 from glassloop.record.store.postgres import _STEPS
-from glassloop.record.store.postgres_name import PostgresName
+from glassloop.record.store.server_name import PostgresName
 
 
 def make(seed: int = 1, tokens: int = 5, **options) -> Run:
@@ -170,7 +170,7 @@ def test_any_text_is_kept_and_found_again(url):
 
 HOLD = """
 import sys, time
-from glassloop.record.store.postgres_name import PostgresName
+from glassloop.record.store.server_name import PostgresName
 held = PostgresName(sys.argv[1], sys.argv[2])
 print(held.name, flush=True)
 time.sleep(600)
@@ -178,8 +178,8 @@ time.sleep(600)
 
 
 def test_a_name_is_held_until_its_process_ends_and_again_after_a_restart(postgres, url, monkeypatch):
-    monkeypatch.setattr(postgres_name, "_GRACE", 0.0)
-    monkeypatch.setattr(postgres_name, "_EVERY", 0.1)
+    monkeypatch.setattr(server_name, "_GRACE", 0.0)
+    monkeypatch.setattr(server_name, "_EVERY", 0.1)
     address = "127.0.0.1:8000"
     command = [sys.executable, "-c", HOLD, url, address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -196,9 +196,9 @@ def test_a_name_is_held_until_its_process_ends_and_again_after_a_restart(postgre
     postgres.stop()
     postgres.start()
     wait_until(lambda: other.is_running(address) and again.is_running(other.name))
-    monkeypatch.setattr(postgres_name, "_GRACE", 600.0)
+    monkeypatch.setattr(server_name, "_GRACE", 600.0)
     assert other.is_running("any server that has not taken its lock yet")
-    monkeypatch.setattr(postgres_name, "_GRACE", 0.0)
+    monkeypatch.setattr(server_name, "_GRACE", 0.0)
     other.release()
     wait_until(lambda: not again.is_running(other.name))
     again.release()

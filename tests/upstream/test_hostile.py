@@ -21,8 +21,9 @@ from glassloop.engine.protocol import Unavailable
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.origin import LeftToRight
+from glassloop.record.origin import OtherEngine as Told
 from glassloop.record.run import Run
-from glassloop.record.run import Upstream as Told
 from glassloop.upstream import UpstreamEngine, client
 from glassloop.upstream.answer import Answer
 from glassloop.upstream.client import UpstreamError, checked_url
@@ -369,7 +370,7 @@ def test_any_log_probabilities_of_a_prompt_are_read_or_refused_in_words(told, id
 @settings(max_examples=60)
 def test_the_text_of_a_run_is_that_of_all_chunks(chunks):
     """Whatever the tokens say: the record of tokens must not change the text."""
-    run = Run("m", [1], 0, 0, prompt="a", upstream=Told("http://a", "", "completions"))
+    run = Run("m", [1], 0, 0, prompt="a", origin=Told("http://a", "", "completions"))
     request = Request([1], Sampling(), [run])
     answer = Answer(request, run)
     for text, tokens in chunks:
@@ -383,9 +384,9 @@ def test_the_text_of_a_run_is_that_of_all_chunks(chunks):
 
 
 def test_only_a_run_of_another_engine_may_have_unknown_numbers():
-    run = Run("m", [1], 0, 0, prompt="a", upstream=Told("http://a", "", "completions"), finish_reason="stop")
+    run = Run("m", [1], 0, 0, prompt="a", origin=Told("http://a", "", "completions"), finish_reason="stop")
     run.tokens = Answer(Request([1], Sampling(), [run]), run).read(read_part(HI))
     assert from_bytes(to_bytes([run]))[0].tokens == run.tokens
-    run.upstream = None
+    run.origin = LeftToRight()
     with pytest.raises(TraceError, match="column entropy has nan"):
         from_bytes(to_bytes([run]))

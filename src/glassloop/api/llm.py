@@ -271,7 +271,11 @@ class LLM(LocalEngine):
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
         check_is_run(run)
         check_deadline(deadline)
-        if run.diffusion is not None and overrides.get("of", "answer") == "answer":
+        if not run.origin.is_local:
+            from glassloop.record.reported import explain_reported
+
+            return explain_reported(run, at, **overrides)
+        if not run.origin.in_order and overrides.get("of", "answer") == "answer":
             from glassloop.diffuse.replay import explain_fill
 
             overrides.pop("of", None)
@@ -289,7 +293,7 @@ class LLM(LocalEngine):
         """Computes a recorded run once more, from the token `first` on, and compares every number."""
         check_is_run(run)
         check_deadline(deadline)
-        if run.diffusion is not None:
+        if not run.origin.in_order:
             from glassloop.diffuse.replay import replay_passes
 
             return replay_passes(self, run, first, strict, deadline)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from glassloop.cli.terminal import print_table, quoted
 
 if TYPE_CHECKING:
-    from glassloop.record.run import Beam, Run
+    from glassloop.record.run import Run
+    from glassloop.record.run_parts import Beam
 
 _FEWEST, _MOST = 6, 40  # beams that are shown: as many as the screen has room for, and in a pipe the most
 _TAKEN = 14  # lines of the screen that are left for other things

@@ -83,7 +83,7 @@ def compare(
         if refused := [name for name, is_given in unfit.items() if is_given]:
             raise GlassloopError(f"{refused[0]} is given with a run, whose prompt and options are used")
         recorded = find_runs(prompt)[0]
-        if recorded.diffusion is not None:
+        if not recorded.origin.in_order:
             raise GlassloopError(
                 f"run {recorded.id[:8]} was written by diffusion; compare decodes token by token"
             )

@@ -144,7 +144,7 @@ def passes(
     from glassloop.diffuse.frames import frames
 
     run = find_runs(name)[0]
-    if run.diffusion is None:
+    if run.origin.in_order:
         raise TraceError(f"run {run.id[:8]} was not written by diffusion, so it has no passes")
     pieces = {token.id: token.piece for token in run.tokens}
     if model is not None or any(each.id not in pieces for record in run.passes for each in record.filled):

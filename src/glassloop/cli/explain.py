@@ -93,13 +93,13 @@ def explain(
     run = find_run(name, which, server)
     # A file is explained here; the runs of a server are explained there.
     server = None if is_path(name) else server
-    if what.number is not None and (run.diffusion is None or what.in_prompt):
+    if what.number is not None and (run.origin.in_order or what.in_prompt):
         raise GlassloopError("--pass is given; a token that was filled by a pass of diffusion is expected")
     if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
         overrides.pop("adapter", None)
     explained: Callable[..., Explanation]
     piece_of: Callable[[int], str] | None = None  # of tokens of a beam search
-    if run.upstream is not None:  # which needs no model: only its record is known
+    if not run.origin.is_local:  # which needs no model: only its record is known
         explained, pieces = run.explain, _recorded_pieces(run, what.in_prompt)
     elif server is not None:
         explained = partial(server.explain, run)
@@ -164,7 +164,7 @@ def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
 @contextmanager
 def _naming_step() -> Iterator[None]:
     """Names the option in the error for a token that the run does not have."""
-    from glassloop.record.run import NoSuchToken
+    from glassloop.record.run_record import NoSuchToken
 
     try:
         yield
@@ -187,7 +187,7 @@ class _Subject:
         the run."""
         if self.of == "answer":
             return self.run.tokens[self.at] if self.at < len(self.run.tokens) else self.run.end
-        return None if self.run.upstream is None else self.run.prompt_tokens[self.at - 1]
+        return None if self.run.origin.is_local else self.run.prompt_tokens[self.at - 1]
 
     @property
     def piece(self) -> str | None:
@@ -201,7 +201,7 @@ class _Subject:
         """The text before the token."""
         if self.of == "answer":
             return (self.run.prompt or "") + "".join([each.text for each in self.run.tokens[: self.at]])
-        if self.run.upstream is None:
+        if self.run.origin.is_local:
             return "".join(self.pieces[: self.at])
         return "".join([each.text for each in self.run.prompt_tokens[: self.at - 1]])
 
@@ -234,7 +234,7 @@ def _print_what_if(subject: _Subject, explanation: Explanation, changes: list[st
 def print_reasons(explanation: Explanation) -> None:
     """Prints the tables of the stages and of the race, and the sentence. Where the record differs from what
     is computed now, the sentence, which says so, comes first."""
-    from glassloop.decode.explain_text import race_table, stage_table
+    from glassloop.decode.explanation import race_table, stage_table
 
     sentence = wrapped(visible(explanation.sentence))
     if explanation.difference is not None:

@@ -78,7 +78,7 @@ def statistics(llm: AnyEngine, run: Run, kept: bool) -> str:
     continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.can_chat
     parts = [
         run.model,
-        f"{llm.ops} ops" if run.upstream is None else llm.op_set,
+        f"{llm.ops} ops" if run.origin.is_local else llm.op_set,
         f"{known(usage.prompt_tokens)} + {known(usage.completion_tokens)} tokens",
         f"first after {run.timings.prefill:.2f} s",
         f"{speed:.1f} tokens/s" if speed else "",

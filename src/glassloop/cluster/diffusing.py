@@ -71,7 +71,7 @@ class Diffusing:
             if request.started is None:
                 request.started = perf_counter()
             if isinstance(event, PassRecord):
-                run.passes.append(event)
+                run.add_pass(event)
                 if request.on_pass is not None:
                     request.on_pass(run, event)
             else:

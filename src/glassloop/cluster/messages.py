@@ -8,7 +8,7 @@ from typing import NamedTuple
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
 from glassloop.engine.protocol import Statistics
-from glassloop.record.run import Beam
+from glassloop.record.run_parts import Beam
 from glassloop.record.token import Refusal, Source, Token
 
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from glassloop.cluster.messages import End, Facts, Job, News, TokenData
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
-from glassloop.record.run import Run
-from glassloop.record.token import TakenBack, Token
+from glassloop.record.run import Run, TakenBack
+from glassloop.record.token import Token
 
 _GATHER = 0.01  # seconds between two bulletins at least: one carries the tokens of all requests
 _GATHER_EACH = 0.01  # seconds more for each open run: a bulletin costs as much as a token

@@ -11,8 +11,7 @@ from glassloop.decode.chain import needs_record
 from glassloop.engine.branching import revised
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.revise import place_to_take_back, salt_after, settled
-from glassloop.record.run import Run
-from glassloop.record.token import TakenBack
+from glassloop.record.run import Run, TakenBack
 
 _NO_FACTS = Facts(0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0)
 

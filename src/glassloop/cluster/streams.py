@@ -27,7 +27,8 @@ from glassloop.engine.loop import computes
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.task import CANCELLED
-from glassloop.record.run import Move, Run
+from glassloop.record.run import Run
+from glassloop.record.run_parts import Move
 
 _RETRY = 0.5  # seconds before a replica that could not be reached is tried again
 _KEPT = 1000  # hand-overs that are remembered

@@ -58,7 +58,7 @@ class BadWords:
     def _look_up(self, texts: Iterable[bytes], tokens: TokenBytes) -> None:
         """Finds, for each beginning of each text, the tokens that begin with the rest of the text."""
         longest = int((tokens.ends - tokens.starts).max())
-        known: dict[bytes, Range] = {}
+        ranges: dict[bytes, Range] = {}
         for text in texts:
             state = 0
             for place, byte in enumerate(text[:-1], 1):
@@ -66,11 +66,11 @@ class BadWords:
                 if len(text) - place > longest:
                     continue
                 rest = text[place:]
-                found = known.get(rest)
-                if found is None:
-                    found = known[rest] = tokens.range_of(rest)
-                if found[0] < found[1]:
-                    self._by_text.setdefault(state, set()).add(found)
+                token_range = ranges.get(rest)
+                if token_range is None:
+                    token_range = ranges[rest] = tokens.range_of(rest)
+                if token_range[0] < token_range[1]:
+                    self._by_text.setdefault(state, set()).add(token_range)
 
     def watch(self, prompt: Sequence[int]) -> BadWordWatch:
         """Returns the state of a branch that begins with these tokens."""
@@ -130,8 +130,8 @@ class BadWords:
         parts = [np.array(ids, np.int32)]
         if self._tokens is not None:
             parts += [self._tokens.sorted_ids[low:high] for low, high in _merged(ranges)]
-        found = np.concatenate(parts)
-        return found[~np.isin(found, self._always, kind="table")]
+        token_ids = np.concatenate(parts)
+        return token_ids[~np.isin(token_ids, self._always, kind="table")]
 
 
 class BadWordWatch:
@@ -149,9 +149,9 @@ class BadWordWatch:
         self._states.extend(self._words.after(self._now, token))
 
     def fork(self) -> BadWordWatch:
-        made = BadWordWatch(self._words, (0, 0))
-        made._states = self._states[:]
-        return made
+        watch = BadWordWatch(self._words, (0, 0))
+        watch._states = self._states[:]
+        return watch
 
     def rewind(self, length: int) -> None:
         """Goes back to the state in which `length` tokens had been committed."""
@@ -165,21 +165,21 @@ class BadWordWatch:
 _MOST_KNOWN = 1 << 21  # ids of all cached results: 8 MB
 
 
-def _hops(automaton: Automaton, told: dict[int, set[Range]] | dict[int, list[int]]) -> array[int]:
+def _hops(automaton: Automaton, outputs: dict[int, set[Range]] | dict[int, list[int]]) -> array[int]:
     """Returns for each state the nearest of itself and its fallbacks that bans tokens, or 0. There may be
     thousands of fallbacks, of which few ban any."""
     hops = array("i", bytes(4 * len(automaton.depth)))
     for state in sorted(range(1, len(hops)), key=automaton.depth.__getitem__):
-        hops[state] = state if state in told else hops[automaton.fallback[state]]
+        hops[state] = state if state in outputs else hops[automaton.fallback[state]]
     return hops
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
     """Returns the union of the ranges, as ranges that do not overlap."""
-    made: list[Range] = []
+    merged: list[Range] = []
     for low, high in sorted(ranges):
-        if made and low <= made[-1][1]:
-            made[-1] = made[-1][0], max(high, made[-1][1])
+        if merged and low <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
         else:
-            made.append((low, high))
-    return made
+            merged.append((low, high))
+    return merged

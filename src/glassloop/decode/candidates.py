@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from glassloop.decode.luck import Race, race
 from glassloop.decode.rules import Action, Rule, check_rule
-from glassloop.decode.shape import SLACK, keep_deviations, keep_eta, keep_typical
+from glassloop.decode.shape import SLACK, eta_probability, is_typical
 from glassloop.ops.exact import exp, exp_of, log_of
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Float64, Int32, RowOps, RowSummary, Survivors
@@ -67,9 +67,9 @@ class Candidates:
     @classmethod
     def of(cls, logits: Float32, summary: RowSummary, ops: RowOps) -> Candidates:
         """Returns the whole vocabulary, given the row's summary."""
-        made = cls(ops, len(logits), logits, 1.0, log_sum_exp=summary.log_sum_exp)
-        made._set_head(summary.ids, summary.logits)
-        return made
+        whole = cls(ops, len(logits), logits, 1.0, log_sum_exp=summary.log_sum_exp)
+        whole._set_head(summary.ids, summary.logits)
+        return whole
 
     @classmethod
     def from_survivors(cls, left: Survivors, vocab_size: int, ops: RowOps) -> Candidates:
@@ -133,8 +133,8 @@ class Candidates:
             return _times(self._row[ids], self.scale)
         whole = np.full(self.vocab_size, -np.inf)
         whole[self.ids] = self.values
-        found: Float64 = whole[ids]
-        return found
+        logits: Float64 = whole[ids]
+        return logits
 
     def rank_of(self, token: int) -> int | None:
         """Returns how many survivors come before this one, or None if it was removed."""
@@ -184,7 +184,13 @@ class Candidates:
             return self.at_least(self.logit_of(amount))
         if action is Action.EXCLUDE:
             return self.without_likely(amount)
-        return _BY_SHAPE[action](self, amount)
+        if action is Action.TYPICAL:
+            return self.typical(amount)
+        _, logits = self.everyone()
+        if action is Action.SIGMA:
+            return self.at_least(float(self.values[0]) - amount * float(logits.std()))
+        assert action is Action.ETA
+        return self.at_least(self.logit_of(eta_probability(logits, amount)))
 
     def moved(
         self, ids: Iterable[int] | NDArray[np.integer], change: Callable[[Float64], Float64]
@@ -195,13 +201,13 @@ class Candidates:
             raise ValueError("moved() got an id more than once; distinct ids are expected")
 
         def checked(logits: Float64) -> Float64:
-            made = np.asarray(change(logits), np.float64)
-            if made.shape != logits.shape:
+            changed = np.asarray(change(logits), np.float64)
+            if changed.shape != logits.shape:
                 raise ValueError(
-                    f"the function of moved() returned shape {made.shape}; one logit per id, {logits.shape},"
-                    " is expected"
+                    f"the function of moved() returned shape {changed.shape}; one logit per id,"
+                    f" {logits.shape}, is expected"
                 )
-            return made
+            return changed
 
         return self._moved(which, checked)
 
@@ -262,10 +268,10 @@ class Candidates:
         if self.complete and len(ids) <= count:
             return self
         base = self._base[:count]  # type: ignore[index]
-        made = Candidates(self._ops, self.vocab_size, None, self.scale, ids[:count], base, complete=True)
+        highest = Candidates(self._ops, self.vocab_size, None, self.scale, ids[:count], base, complete=True)
         if self._values is not None:
-            made._values = self._values[:count]
-        return made
+            highest._values = self._values[:count]
+        return highest
 
     def at_least(self, logit: float) -> Candidates:
         """Returns those with this logit or a higher one; in any case the highest and its equals."""
@@ -296,6 +302,13 @@ class Candidates:
             return self
         return self._without(self.at_least(border).ids[:-1])
 
+    def typical(self, mass: float) -> Candidates:
+        """Returns those whose surprise is closest to the entropy and that together have this probability."""
+        ids, logits = self.everyone()
+        allowed = np.zeros(self.vocab_size, np.bool_)
+        allowed[ids[is_typical(logits, mass)]] = True
+        return self._only(allowed)
+
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _checked_ids(self, ids: Iterable[int] | NDArray[np.integer], method: str) -> NDArray[np.integer]:
@@ -304,8 +317,8 @@ class Candidates:
         if not which.size:
             return which.astype(np.int64)
         if which.ndim != 1 or which.dtype.kind not in "iu":
-            found = f"{which.dtype} of shape {which.shape}"
-            raise ValueError(f"{method}() got {found}; a list of token ids is expected")
+            got = f"{which.dtype} of shape {which.shape}"
+            raise ValueError(f"{method}() got {got}; a list of token ids is expected")
         if which.min() < 0 or which.max() >= self.vocab_size:
             wrong = int(which.min()) if which.min() < 0 else int(which.max())
             last = self.vocab_size - 1
@@ -344,13 +357,6 @@ class Candidates:
             alive = int(np.count_nonzero(base > -np.inf))
         self.complete = alive < len(base) or alive == self.vocab_size
         self._ids, self._base, self._values = ids[:alive], base[:alive], None
-
-
-_BY_SHAPE: dict[Action, Callable[[Candidates, float], Candidates]] = {
-    Action.TYPICAL: keep_typical,
-    Action.SIGMA: keep_deviations,
-    Action.ETA: keep_eta,
-}
 
 
 def _times(base: Float32, scale: float) -> Float64:

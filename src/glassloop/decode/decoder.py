@@ -85,10 +85,10 @@ class Decoder:
 
     def choose(self, logits: Float32) -> Chosen:
         """Returns the next token of this branch. The logits may be changed during the call."""
-        (made,) = choose_rows([self], logits[np.newaxis])
-        if isinstance(made, Exception):
-            raise made
-        return made
+        (chosen,) = choose_rows([self], logits[np.newaxis])
+        if isinstance(chosen, Exception):
+            raise chosen
+        return chosen
 
     def row_request(self) -> RowRequest | None:
         """Returns what an op set needs to choose the next token by itself, or None if a stage has no rule."""
@@ -206,15 +206,15 @@ class Decoder:
 
     def fork(self, salt: int | None = None) -> Decoder:
         """Returns another branch from here on, with the same luck or, with a salt, its own."""
-        made, step = copy(self), copy(self.step)
-        made.history = step.history = self.history.copy()
-        made.step = step
+        decoder, step = copy(self), copy(self.step)
+        decoder.history = step.history = self.history.copy()
+        decoder.step = step
         step.grammar = step.grammar and step.grammar.fork()
         step.bad_words = step.bad_words and step.bad_words.fork()
         step.past_choices = None if step.past_choices is None else step.past_choices.copy()
         if salt is not None:
-            step.salt, made._request, made._prediction = salt, None, None
-        return made
+            step.salt, decoder._request, decoder._prediction = salt, None, None
+        return decoder
 
     def rewind(self, length: int) -> None:
         """Goes back to the state in which `length` tokens had been generated."""
@@ -247,15 +247,15 @@ def choose_rows(
     """
     _check_width(decoders, logits)
     places = range(len(decoders)) if places is None else places
-    made, lines, numbers = _lines_of(decoders, places, [decoder.step.position for decoder in decoders])
+    choices, lines, numbers = _lines_of(decoders, places, [decoder.step.position for decoder in decoders])
     if lines:
         chooser = decoders[0].step.ops.chooser
         assert chooser is not None
         for number, chosen in zip(numbers, _choose_lines(chooser, logits, lines), strict=True):
-            made[number] = chosen
+            choices[number] = chosen
     return [
         _by_stages(decoders[number], logits[places[number]]) if chosen is None else chosen
-        for number, chosen in enumerate(made)
+        for number, chosen in enumerate(choices)
     ]
 
 
@@ -295,23 +295,23 @@ class StartedChoices:
         """Waits for the choices. Returns those that are wanted, or the errors in their places, and the tokens
         that the op set had predicted, by line."""
         predicted: Sequence[int] = ()
-        made: list[Chosen | Exception | None] = [None] * len(self._lines)
+        choices: list[Chosen | Exception | None] = [None] * len(self._lines)
         if self.started is not None:
             record = record_with(max([request.alternatives for request, _, _ in self._lines]))
             with suppress(RuleError):
                 records, predicted = self.started.finish(record)
-                made = [*_read(records, self._lines, record)]
+                choices = [*_read(records, self._lines, record)]
         for number in self._by_stages:
-            made[number] = None
+            choices[number] = None
         for number, error in self._errors.items():
-            made[number] = error
+            choices[number] = error
         return [
             None
             if not wanted[number]
             else _by_stages(self._decoders[number], self._logits[self._places[number]])
             if chosen is None
             else chosen
-            for number, chosen in enumerate(made)
+            for number, chosen in enumerate(choices)
         ], predicted
 
 
@@ -326,7 +326,7 @@ def _lines_of(
 ) -> tuple[list[Chosen | Exception | None], list[Line], list[int]]:
     """Returns an entry for each decoder (None, or why it cannot choose), the lines of those from which an op
     set can choose, and the number of the decoder of each line."""
-    made: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
+    choices: list[Chosen | Exception | None] = []  # None: to be chosen by the stages
     lines: list[Line] = []
     numbers: list[int] = []
     for number, decoder in enumerate(decoders):
@@ -334,11 +334,11 @@ def _lines_of(
             request, error = decoder.row_request(), None
         except Exception as raised:
             request, error = None, raised
-        made.append(error)
+        choices.append(error)
         if request is not None:
             lines.append((request, places[number], positions[number]))
             numbers.append(number)
-    return made, lines, numbers
+    return choices, lines, numbers
 
 
 def _choose_lines(chooser: Chooser, logits: Float32, lines: list[Line]) -> list[Chosen | None]:
@@ -356,11 +356,11 @@ def _read(
     records: bytes | bytearray, lines: Sequence[Line], record: np.dtype[np.void]
 ) -> list[Chosen | None]:
     """Returns the choices of lines, None where no token is left."""
-    found: list[Chosen | None] = []
+    choices: list[Chosen | None] = []
     for (request, _, _), (data,) in zip(lines, _pieces(record.itemsize).iter_unpack(records), strict=True):
         chosen = Chosen(data[: _RECORD_BYTES + _ALTERNATIVE_BYTES * request.alternatives])
-        found.append(None if chosen.id < 0 else chosen)
-    return found
+        choices.append(None if chosen.id < 0 else chosen)
+    return choices
 
 
 @cache

@@ -11,7 +11,6 @@ from math import exp, inf
 from typing import Any
 
 from glassloop.decode.chosen import RECORD, Chosen
-from glassloop.decode.sentence import in_quotes
 
 _UNKNOWN = (
     "Why is not known: the stages or the weights may not be the same, as with a stage that keeps state."
@@ -54,6 +53,12 @@ class RecordDifference:
                 name: None if value in (inf, -inf) else value for name, value in plain[side].items()
             }
         return plain
+
+
+def in_quotes(text: str) -> str:
+    """Returns the text of a token as a sentence has it."""
+    shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return f"“{shown}”"
 
 
 def numbers_of(chosen: Chosen) -> dict[str, Any]:

@@ -24,16 +24,16 @@ class Diffusion:
     those of the model's own distribution, before the stages and whatever was drawn."""
 
     block: int = 16  # masks at once; blocks are written from left to right
-    passes: int | None = None  # in which a block is filled, at most; None: as many as it has masks
-    threshold: float | None = 0.9  # a pass fills all places where some token is at least this probable,
-    entropy: float | None = (
-        None  # or the surest ones, while their entropies but for the highest add up to less
-    )
-    most: int | None = None  # that a pass fills
-    order: Order = "confidence"  # the surest first, or from left to right, or by luck
-    revise: int = 0  # how often tokens of a full block are taken back and filled anew
-    retake: float = 0.25  # the share of the block's tokens that are taken back
-    revise_by: ReviseBy = "confidence"  # with which they were filled, or what they are from left to right
+    passes: int | None = None  # most passes for a block; None: as many as it has masks
+    threshold: float | None = 0.9  # a pass fills every place where some token is at least this probable
+    # Or: a pass fills the most certain places while (sum of entropies - the largest) stays within this bound.
+    entropy: float | None = None
+    most: int | None = None  # most places that one pass fills
+    order: Order = "confidence"  # which places come first: the most certain, from left to right, by luck
+    revise: int = 0  # how often tokens of a full block are remasked and filled again
+    retake: float = 0.25  # the share of the block's tokens that are remasked
+    # The score that selects them: the confidence when filled, or the log-probability from left to right.
+    revise_by: ReviseBy = "confidence"
 
     def __post_init__(self) -> None:
         _whole("block", self.block, 1, MOST_BLOCK)

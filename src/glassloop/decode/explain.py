@@ -1,13 +1,14 @@
 """Why a token was chosen: the same stages and the same choice on the same logits, with an observer.
 
 Its numbers are those of the record, and where they are not, it says so first; with other options they are
-those that would have been.
+those that would have been. `explain` is for callers with logits of their own; the engine calls
+`explain_choice` with the same facts as two objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import zip_longest
 from math import inf
 from typing import Any
@@ -19,116 +20,95 @@ from glassloop.decode.candidates import Candidates
 from glassloop.decode.choose import pick_winner, race_of_forced, race_of_found
 from glassloop.decode.chosen import ALTERNATIVE, Chosen
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.difference import RecordDifference, difference_of
+from glassloop.decode.difference import difference_of
+from glassloop.decode.explanation import BeamRank, Change, Racer, StageReport
+from glassloop.decode.explanation import Explanation as Explanation
 from glassloop.decode.luck import Race, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.sentence import BeamRank, ChoiceOutcome, sentence
-from glassloop.decode.stage import Stage, Step
-from glassloop.decode.temperatures import winning_temperatures
+from glassloop.decode.sentence import ChoiceOutcome, sentence
+from glassloop.decode.stage import Stage
+from glassloop.decode.winning_temperatures import winning_temperatures
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.quant import Float32
-from glassloop.ops.rows import Float64, RowOps
+from glassloop.ops.rows import Float64, RowOps, RowSummary
 from glassloop.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Change:
-    """A token that a stage removed or moved. Log-probabilities are among the tokens left at that point."""
+class ModelParts:
+    """What decoding needs of a model beside its logits."""
 
-    id: int
-    text: str
-    before: float
-    after: float | None  # None: removed
-
-
-@dataclass(frozen=True)
-class StageReport:
-    """What one stage did."""
-
-    name: str
-    kind: str  # bias, scale, mask
-    survivors_before: int
-    survivors: int
-    mass_kept: float  # how much of the probability the survivors had before the stage
-    removed: tuple[Change, ...]  # the likeliest of them
-    moved: tuple[Change, ...]  # the likeliest of those whose logit the stage changed
-    removed_count: int
-    moved_count: int
+    tokenizer: Tokenizer | None = None
+    eos_ids: Sequence[int] = ()
+    ops: RowOps = reference_rows
 
 
 @dataclass(frozen=True)
-class Racer:
-    """A token in the race, or one that would have been without the stages."""
+class ChoiceContext:
+    """What a choice depends on: the logits of the model, the tokens before it, the options and the luck."""
 
-    id: int
-    text: str
-    rank: int  # in the model's own order, from 1
-    raw_logprob: float
-    logprob: float | None  # after the stages; None: removed
-    rank_after: int | None  # among the tokens that the stages left, from 1; None: removed
-    logit: float | None  # after the stages; None: removed
-    luck: float
-    score: float | None  # that logit + luck
-    removed_by: str | None
-    raw_logit: float | None = None  # the model's own; None: not known, or minus infinity
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why a token came: what each stage did, the race, and one sentence."""
-
-    position: int
-    seed: int
-    salt: int
+    logits: Float32  # [vocab_size]
+    tokens: Sequence[int]
     sampling: Sampling
-    stages: tuple[StageReport, ...]
-    candidates: tuple[Racer, ...]  # by score; then the removed ones, in the model's own order
-    winner: Racer
-    runner_up: Racer | None
-    margin: float
-    taken: (
-        Racer  # the token that came: the winner, unless it was forced, found by a search, given or recorded
-    )
-    source: str  # sampled, draft (guessed, and confirmed), forced, beam, prompt
-    beam: BeamRank | None  # how the beam did that the token is on, where the record has its search
-    sentence: str
-    notes: tuple[str, ...] = ()  # what has changed since the run was made: a plugin
-    # The other engine that chose the token. Only the log-probabilities that it gave are known then; luck,
-    # margin and the log-probabilities after the stages are NaN, and ranks are 0.
-    upstream: str | None = None
-    # How the record differs from what is computed now, which all other fields but `taken` and `source` tell.
-    # None if it does not differ, if there is no record, and in a what-if.
-    difference: RecordDifference | None = None
+    seed: int
+    salt: int = 0
+    position: int | None = None  # of the luck; by default that after the tokens
+    prompt_length: int | None = None  # how many of the tokens are the prompt; by default all
+    choices: Sequence[Chosen] = ()  # the records of the tokens after the prompt, which some stages need
+    never: Sequence[int] = ()  # ids that cannot be chosen
+    model: ModelParts = ModelParts()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain["sampling"] = self.sampling.to_dict()
-        plain["stages"] = [asdict(report) for report in self.stages]
-        plain["candidates"] = [asdict(racer) for racer in self.candidates]
-        plain["winner"] = asdict(self.winner)
-        plain["runner_up"] = self.runner_up and asdict(self.runner_up)
-        plain["taken"] = asdict(self.taken)
-        plain["beam"] = self.beam and self.beam._asdict()
-        plain["margin"] = None if self.margin == inf else self.margin
-        plain["notes"] = list(self.notes)
-        plain["difference"] = self.difference and self.difference.to_dict()
-        if self.upstream is not None:
-            known: dict[str, Any] = _without_unknown(plain)
-            return known
-        return plain
+    def decoder(self) -> Decoder:
+        """Returns the decoder as it was before the choice."""
+        prompt_length = len(self.tokens) if self.prompt_length is None else self.prompt_length
+        decoder = Decoder(
+            self.sampling,
+            len(self.logits),
+            self.seed,
+            self.tokens[:prompt_length],
+            self.salt,
+            self.model.tokenizer,
+            self.model.eos_ids,
+            self.model.ops,
+            never=self.never,
+        )
+        for token, chosen in zip_longest(self.tokens[prompt_length:], self.choices):
+            decoder.commit(token, chosen)
+        return self._placed(decoder)
 
-    def _repr_html_(self) -> str:
-        """Returns it as a notebook shows it."""
-        from glassloop.decode.explain_html import explanation_view
+    def prompt_decoder(self) -> Decoder:
+        """Returns a decoder for a token of the prompt, to which no stage applies."""
+        decoder = Decoder(Sampling(), len(self.logits), self.seed, self.tokens, self.salt, ops=self.model.ops)
+        return self._placed(decoder)
 
-        return explanation_view(self)
+    def _placed(self, decoder: Decoder) -> Decoder:
+        decoder.step.position = len(self.tokens) if self.position is None else self.position
+        return decoder
 
-    def __str__(self) -> str:
-        """Returns it as plain text: the tables of the stages and of the race, and the sentence."""
-        from glassloop.decode.explain_text import explanation_text
 
-        return explanation_text(self)
+@dataclass(frozen=True)
+class RecordedToken:
+    """What is known about the token that came at a place, beyond what the race gives."""
+
+    source: str = "sampled"  # or draft, forced, beam, prompt
+    taken: int | None = None  # the token, if something else than the race decided: forced, beam, prompt
+    beam: BeamRank | None = None
+    refused: int | None = None  # the wrong guess of a drafter
+    # The numbers of the record by name: those of `numbers_of`, or some of them.
+    numbers: Mapping[str, Any] | None = None
+    reasons: Sequence[str] = ()  # what is known to have changed since the record was made
+
+    @property
+    def id(self) -> int | None:
+        """The token of the record; None if that is the winner of the race."""
+        return self.taken if self.numbers is None else int(self.numbers["id"])
+
+    @property
+    def has_luck(self) -> bool:
+        return self.source not in ("beam", "prompt")
+
+
+_CHOSEN_NOW = RecordedToken()
 
 
 def explain(
@@ -155,60 +135,38 @@ def explain(
     reasons: Sequence[str] = (),
     **overrides: Any,
 ) -> Explanation:
-    """Returns why the token after `tokens` is what it is. The first `prompt_length` of these are the prompt,
-    all of them if it is not given; `choices` are the records of the others, which some stages need. Any field
-    of `Sampling` among the overrides makes it a what-if.
+    """Returns why the token after `tokens` is what it is. Any field of `Sampling` among the overrides makes
+    it a what-if. `ChoiceContext` and `RecordedToken` describe the other arguments; `recorded` are the numbers
+    of the record. `shown` and `introduction` are those of `explain_choice`."""
+    sampling = sampling.changed(overrides) if overrides else sampling
+    context = ChoiceContext(
+        *(logits, tokens, sampling, seed, salt, position, prompt_length, choices, never),
+        ModelParts(tokenizer, eos_ids, ops),
+    )
+    token = RecordedToken(source, taken, beam, refused, recorded, reasons)
+    return explain_choice(context, token, shown, introduction)
 
-    `taken` is the token that came, where the race did not decide that: by its `source` it was forced, is on
-    a beam or belongs to the prompt. Beams and prompts have no luck, and no stage applies to a prompt.
-    `refused` is the wrong guess of a drafter, `never` are ids that cannot be chosen. The sentence begins with
-    the `introduction`.
 
-    `recorded` are the numbers of the record by name, those of `numbers_of` or some of them. If the choice
-    gives others now, the explanation has the `difference`, for which `reasons` may be known.
+def explain_choice(
+    context: ChoiceContext, token: RecordedToken = _CHOSEN_NOW, shown: int = 10, introduction: str = ""
+) -> Explanation:
+    """Returns why a token came. `shown` is how many candidates are listed, beside those that the sentence
+    names; `introduction` is how the sentence begins.
+
+    If the choice gives other numbers now than the record has, the explanation has the `difference`.
     """
-    if overrides:
-        sampling = sampling.changed(overrides)
-    prompt_length = len(tokens) if prompt_length is None else prompt_length
-    if source == "prompt":
-        decoder = Decoder(Sampling(), len(logits), seed, tokens, salt, ops=ops)
-    else:
-        known = (sampling, len(logits), seed, tokens[:prompt_length], salt, tokenizer, eos_ids, ops)
-        decoder = Decoder(*known, never=never)
-        for token, chosen in zip_longest(tokens[prompt_length:], choices):
-            decoder.commit(token, chosen)
-    step = decoder.step
-    step.position = len(tokens) if position is None else position
-
-    watcher = _Watcher(tokenizer, shown)
-    summary, left = decoder.run_stages(logits, watcher.see)
-    lucky = not sampling.greedy and source not in ("beam", "prompt")
-    choice = pick_winner(left, step, lucky)
+    decoder = context.prompt_decoder() if token.source == "prompt" else context.decoder()
+    watcher = _Watcher(context.model.tokenizer, shown)
+    summary, left = decoder.run_stages(context.logits, watcher.see)
+    lucky = token.has_luck and not context.sampling.greedy
+    choice = pick_winner(left, decoder.step, lucky)
 
     # Shown are the favourites before and after the stages, and every token that the sentence may name.
-    named = {int(i) for i in [*summary.ids[:shown], *left.ids[:shown], choice.id] if logits[i] > -inf}
-    came = taken if recorded is None else int(recorded["id"])
-    named |= {other for other in (taken, came, choice.runner_up, refused) if other is not None}
-    ids = np.array(sorted(named))
-    luck = luck_of(luck_key(seed, salt, step.position), ids) if lucky else np.zeros(len(ids))
-    after = left.logits_of(ids)
-    racers = [
-        Racer(
-            token,
-            watcher.text(token),
-            1 + ops.rank_of(logits, token),
-            float(logits[token]) - summary.log_sum_exp,
-            _or_none(float(after[place]) - left.log_sum_exp),
-            None if (before := left.rank_of(token)) is None else 1 + before,
-            _or_none(float(after[place])),
-            float(luck[place]),
-            _or_none(float(after[place]) + float(luck[place])),
-            watcher.removed_by.get(token) if after[place] == -inf else None,
-            _or_none(float(logits[token])),
-        )
-        for place, token in enumerate(ids.tolist())
-    ]
-    racers.sort(key=lambda racer: (-inf if racer.score is None else racer.score, -racer.rank), reverse=True)
+    favourites = [*summary.ids[:shown], *left.ids[:shown], choice.id]
+    ids = {int(id) for id in favourites if context.logits[id] > -inf}
+    ids |= {id for id in (token.taken, token.id, choice.runner_up, token.refused) if id is not None}
+    key = luck_key(context.seed, context.salt, decoder.step.position) if lucky else None
+    racers = _racers(context, watcher, summary, left, ids, key)
     by_id = {racer.id: racer for racer in racers}
     winner = by_id[choice.id]
     runner_up = None if choice.runner_up is None else by_id[choice.runner_up]
@@ -217,47 +175,86 @@ def explain(
         runner_up,
         by_id[int(summary.ids[0])],
         choice.margin,
-        None if taken is None else by_id[taken],
+        None if token.taken is None else by_id[token.taken],
         lucky,
-        winning_temperatures(left, step, decoder.chain, choice.id) if lucky and runner_up else None,
+        winning_temperatures(left, decoder.step, decoder.chain, choice.id) if lucky and runner_up else None,
     )
     difference = None
-    if recorded is not None:
-        if source == "prompt":
-            count = len(recorded["packed_alternatives"]) // ALTERNATIVE.itemsize
-            made = decoder.record_prompt(logits, came if came is not None else choice.id, count)
-        else:
-            made = decoder.record_choice(logits, summary, left, _race_of(source, taken, choice, left, step))
-        difference = difference_of(recorded, made, watcher.text, reasons)
-    arrived = winner if came is None else by_id[came]
-    said = introduction + sentence(
-        source, outcome, beam, None if refused is None else by_id[refused], arrived
-    )
+    if token.numbers is not None:
+        again = _record_now(context, token, decoder, summary, left, choice)
+        difference = difference_of(token.numbers, again, watcher.text, token.reasons)
+    arrived = winner if token.id is None else by_id[token.id]
+    refused = None if token.refused is None else by_id[token.refused]
+    said = introduction + sentence(token.source, outcome, token.beam, refused, arrived)
     return Explanation(
-        step.position,
-        seed,
-        salt,
-        sampling,
+        decoder.step.position,
+        context.seed,
+        context.salt,
+        context.sampling,
         tuple(watcher.reports),
         tuple(racers),
         winner,
         runner_up,
         choice.margin,
         arrived,
-        source,
-        beam,
+        token.source,
+        token.beam,
         said if difference is None else f"{difference.sentence} Computed now: {said}",
         difference=difference,
     )
 
 
-def _race_of(source: str, taken: int | None, choice: Race, left: Candidates, step: Step) -> Race:
-    """Returns the race as the record of a token of this source has it."""
-    if taken is not None and source == "forced":
-        return race_of_forced(left, step, taken)
-    if taken is not None and source == "beam":
-        return race_of_found(left, taken)
-    return choice
+def _racers(
+    context: ChoiceContext,
+    watcher: _Watcher,
+    summary: RowSummary,
+    left: Candidates,
+    named: set[int],
+    key: int | None,
+) -> list[Racer]:
+    """Returns the tokens with these ids by descending score. `key` is that of the luck, if there is any."""
+    ids, logits = np.array(sorted(named)), context.logits
+    luck = np.zeros(len(ids)) if key is None else luck_of(key, ids)
+    after = left.logits_of(ids)
+    racers = [
+        Racer(
+            id,
+            watcher.text(id),
+            1 + context.model.ops.rank_of(logits, id),
+            float(logits[id]) - summary.log_sum_exp,
+            _or_none(float(after[place]) - left.log_sum_exp),
+            None if (before := left.rank_of(id)) is None else 1 + before,
+            _or_none(float(after[place])),
+            float(luck[place]),
+            _or_none(float(after[place]) + float(luck[place])),
+            watcher.removed_by.get(id) if after[place] == -inf else None,
+            _or_none(float(logits[id])),
+        )
+        for place, id in enumerate(ids.tolist())
+    ]
+    racers.sort(key=lambda racer: (-inf if racer.score is None else racer.score, -racer.rank), reverse=True)
+    return racers
+
+
+def _record_now(
+    context: ChoiceContext,
+    token: RecordedToken,
+    decoder: Decoder,
+    summary: RowSummary,
+    left: Candidates,
+    choice: Race,
+) -> Chosen:
+    """Returns what the record of the token would be if it was made now."""
+    if token.source == "prompt":
+        assert token.numbers is not None
+        count = len(token.numbers["packed_alternatives"]) // ALTERNATIVE.itemsize
+        return decoder.record_prompt(context.logits, choice.id if token.id is None else token.id, count)
+    race = choice
+    if token.taken is not None and token.source == "forced":
+        race = race_of_forced(left, decoder.step, token.taken)
+    elif token.taken is not None and token.source == "beam":
+        race = race_of_found(left, token.taken)
+    return decoder.record_choice(context.logits, summary, left, race)
 
 
 class _Watcher:
@@ -304,16 +301,6 @@ class _Watcher:
         if self._tokenizer is None or token >= self._tokenizer.vocab_size:
             return f"<{token}>"
         return self._tokenizer.piece(token)
-
-
-def _without_unknown(value: Any) -> Any:
-    """Returns JSON with None in place of NaN, and of ranks that are 0."""
-    if isinstance(value, dict):
-        plain = {name: _without_unknown(each) for name, each in value.items()}
-        return plain | ({"rank": plain["rank"] or None} if "rank" in plain else {})
-    if isinstance(value, list | tuple):
-        return [_without_unknown(each) for each in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def _or_none(value: float) -> float | None:

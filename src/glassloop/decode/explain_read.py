@@ -7,9 +7,8 @@ from math import inf, nan
 from typing import Any, TypeVar
 
 from glassloop.decode.difference import ChoiceNumbers, RecordDifference
-from glassloop.decode.explain import Change, Explanation, Racer, StageReport
+from glassloop.decode.explanation import BeamRank, Change, Explanation, Racer, StageReport
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.sentence import BeamRank
 from glassloop.errors import GlassloopError
 
 T = TypeVar("T")

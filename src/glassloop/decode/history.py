@@ -43,12 +43,12 @@ class History:
 
     def copy(self) -> History:
         """Returns an independent history with the same tokens."""
-        made = History.__new__(History)
-        made.prompt_length = self.prompt_length
-        made._tokens = self._tokens[:]
-        made._seen = None if self._seen is None else self._seen.copy()
-        made._generated = None if self._generated is None else self._generated.copy()
-        return made
+        history = History.__new__(History)
+        history.prompt_length = self.prompt_length
+        history._tokens = self._tokens[:]
+        history._seen = None if self._seen is None else self._seen.copy()
+        history._generated = None if self._generated is None else self._generated.copy()
+        return history
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -107,10 +107,10 @@ class _Tally:
             del self._places[token]
 
     def copy(self) -> _Tally:
-        made = _Tally.__new__(_Tally)
-        made._places = self._places.copy()
-        made._ids, made._counts = self._ids.copy(), self._counts.copy()
-        return made
+        tally = _Tally.__new__(_Tally)
+        tally._places = self._places.copy()
+        tally._ids, tally._counts = self._ids.copy(), self._counts.copy()
+        return tally
 
     @property
     def ids(self) -> Int32:

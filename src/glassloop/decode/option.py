@@ -100,10 +100,10 @@ def items(default: tuple[()] | None, item: Check, *, help: str) -> Any:
             value = (value,)
         if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
             raise wrong(name, value, "a list")
-        made = tuple(item(f"{name}[{place}]", each) for place, each in enumerate(value))
-        if not made and default is None:
+        items = tuple(item(f"{name}[{place}]", each) for place, each in enumerate(value))
+        if not items and default is None:
             raise wrong(name, [], "a list with at least one item, or None,")
-        return made
+        return items
 
     return _option(default, check, help, "ids" if item is check_id else "texts")
 
@@ -114,7 +114,7 @@ def biases(*, help: str) -> Any:
     def check(name: str, value: Any) -> Mapping[int, float]:
         if not isinstance(value, Mapping):
             raise wrong(name, value, "a mapping from token ids to numbers")
-        made = {}
+        biases = {}
         for key, bias in value.items():
             written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _DIGITS
             token = int(key) if written else key
@@ -122,8 +122,8 @@ def biases(*, help: str) -> Any:
                 raise wrong(f"{name}[{shown(key)}]", bias, "a number from -1000 to 1000", field=name)
             if not _is_id(token):
                 raise wrong(f"a key of {name}", token, _ID, field=name)
-            made[int(token)] = float(bias)
-        return made
+            biases[int(token)] = float(bias)
+        return biases
 
     return _option(_NO_BIAS, check, help, "biases", hash=False)
 
@@ -133,18 +133,18 @@ def by_stage(*, help: str) -> Any:
     only their form and size are checked; the chain compares them with what each stage takes."""
 
     def check(name: str, value: Any) -> StageOptions:
-        made = {}
+        by_stage_name: dict[str, Any] = {}
         for stage, options in _entries(name, value, "stages to their options"):
             place = f"{name}.{stage}"
-            made[stage] = {
+            by_stage_name[stage] = {
                 key: check_option_value(f"{place}.{key}", each)
                 for key, each in _entries(place, options, "names of options to values")
             }
-        length = len(json.dumps(made, ensure_ascii=False))
+        length = len(json.dumps(by_stage_name, ensure_ascii=False))
         if length > _MOST_STAGE_OPTIONS:
             problem = f"has {length} characters as JSON; at most {_MOST_STAGE_OPTIONS} are expected"
             raise SamplingError.about(name, problem)
-        return made
+        return by_stage_name
 
     return _option(_NO_STAGE_OPTIONS, check, help, "stage_options", hash=False)
 

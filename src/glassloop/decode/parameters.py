@@ -36,7 +36,7 @@ def parameters_of(stage: str, function: Callable[..., Any]) -> dict[str, Paramet
         declared = list(signature(function).parameters.values())[2:]
     except (TypeError, ValueError):  # a callable whose signature is not known
         return {}
-    made = {}
+    parameters = {}
     for each in declared:
         if each.kind in (Declared.VAR_POSITIONAL, Declared.VAR_KEYWORD):
             continue
@@ -57,8 +57,8 @@ def parameters_of(stage: str, function: Callable[..., Any]) -> dict[str, Paramet
                 f"stage {stage!r}: the type of its option {each.name} is {shown(each.annotation)}; bool, int,"
                 " float, str, a Literal, a list of one of these, or one of these or None is expected"
             ) from error
-        made[each.name] = Parameter(expected, read, required, _plain(each.default))
-    return made
+        parameters[each.name] = Parameter(expected, read, required, _plain(each.default))
+    return parameters
 
 
 def _plain(default: object) -> OptionValue:
@@ -74,20 +74,20 @@ def bind(stage: str, parameters: Mapping[str, Parameter], given: Mapping[str, Op
     or missing."""
     for name in given:
         if name not in parameters:
-            known = hint(name, parameters, "options") if parameters else "it has no options"
+            suggestion = hint(name, parameters, "options") if parameters else "it has no options"
             place = f"stage_options.{stage}.{name}"
-            raise SamplingError.about(place, f"is not an option of the stage {stage!r}; {known}")
-    made = {}
+            raise SamplingError.about(place, f"is not an option of the stage {stage!r}; {suggestion}")
+    values = {}
     for name, (expected, read, required, _) in parameters.items():
         place = f"stage_options.{stage}.{name}"
         if name in given:
             try:
-                made[name] = read(given[name])
+                values[name] = read(given[name])
             except ValueError:
                 raise wrong(place, given[name], expected) from None
         elif required:
             raise SamplingError.about(place, f"is missing; {expected} is expected")
-    return made
+    return values
 
 
 _Kind = tuple[str, Callable[[Any], Any]]  # what is expected, in words, and how a value is read

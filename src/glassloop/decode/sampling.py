@@ -241,37 +241,39 @@ class Sampling:
 def merge_options(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options with some replaced. If the order of the stages is among these, stages that it leaves
     out lose their options, which would be an error otherwise."""
-    made = {**before, **changes}
+    merged = {**before, **changes}
     listed = changes.get("stages")
-    if "stages" in changes and "stage_options" not in changes and made.get("stage_options"):
+    if "stages" in changes and "stage_options" not in changes and merged.get("stage_options"):
         kept = (listed,) if isinstance(listed, str) else listed or ()
-        made["stage_options"] = {
-            stage: options for stage, options in made["stage_options"].items() if stage in kept
+        merged["stage_options"] = {
+            stage: options for stage, options in merged["stage_options"].items() if stage in kept
         }
-    return made
+    return merged
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
     """Raises if a name is not an option."""
-    known = [field.name for field in fields(Sampling)]
+    option_names = [field.name for field in fields(Sampling)]
     for name in options:
-        if name not in known:
+        if name not in option_names:
             plain = isinstance(name, str) and name.isidentifier() and len(name) <= 80
-            given = name if plain else shown(name)
-            raise SamplingError.about(given, f"is not a sampling option; {hint(given, known, 'options')}")
+            label = name if plain else shown(name)
+            raise SamplingError.about(
+                label, f"is not a sampling option; {hint(label, option_names, 'options')}"
+            )
 
 
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 
 
 def _check_together(sampling: Sampling) -> None:
-    asked = [name for name in CONSTRAINTS if getattr(sampling, name) is not None]
-    if len(asked) > 1:
-        message = f"{' and '.join(asked)} are given; at most one of them is expected"
-        raise SamplingError(message, field=asked[0])
-    if asked and sampling.ignore_eos:
+    constraints = [name for name in CONSTRAINTS if getattr(sampling, name) is not None]
+    if len(constraints) > 1:
+        message = f"{' and '.join(constraints)} are given; at most one of them is expected"
+        raise SamplingError(message, field=constraints[0])
+    if constraints and sampling.ignore_eos:
         raise SamplingError.about(
-            "ignore_eos", f"is True together with {asked[0]}; a constrained text must be able to end"
+            "ignore_eos", f"is True together with {constraints[0]}; a constrained text must be able to end"
         )
     if sampling.stop_on_repetition == 1:
         raise wrong("stop_on_repetition", 1, "0 (off) or a whole number from 2 up")

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from math import exp, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from glassloop.decode.explain import Racer
-
-
-class BeamRank(NamedTuple):
-    """How a beam did in its search, by log-probability. Ranks count from 1."""
-
-    rank: int  # after this token, among the beams of the same length
-    beams: int  # how many beams of that length the search looked at
-    result: int  # among the finished texts
+from glassloop.decode.difference import in_quotes
+from glassloop.decode.explanation import BeamRank, Racer
 
 
 class ChoiceOutcome(NamedTuple):
@@ -152,12 +144,6 @@ def _between(lowest: float, highest: float) -> str:
 
 def _quoted(token: Racer) -> str:
     return in_quotes(token.text)
-
-
-def in_quotes(text: str) -> str:
-    """Returns the text of a token as a sentence has it."""
-    shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    return f"“{shown}”"
 
 
 def _percent(logprob: float) -> str:

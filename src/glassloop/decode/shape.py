@@ -1,4 +1,5 @@
-"""The cuts that look at every candidate: typical-p, top-n-sigma, eta. `ops/native/shape.c` does the same.
+"""The arithmetic of cuts that look at the logits of all candidates: typical-p and eta. `Candidates` makes the
+cuts; `ops/native/shape.c` does the same.
 
 The order of a sum over all candidates is that in which NumPy adds up an array.
 """
@@ -6,47 +7,34 @@ The order of a sum over all candidates is that in which NumPy adds up an array.
 from __future__ import annotations
 
 from math import sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glassloop.ops.exact import exp, exp_of, log_of
 from glassloop.ops.rows import Float64
 
-if TYPE_CHECKING:
-    from glassloop.decode.candidates import Candidates
-
 SLACK = 1e-9  # probability masses closer than this count as equal, so that rounding never decides a cut
 
 
-def keep_typical(candidates: Candidates, mass: float) -> Candidates:
-    """Keeps those whose surprise is closest to the entropy and that together have this probability, with all
-    that are as close as the last of these."""
-    ids, logits = candidates.everyone()
+def is_typical(logits: Float64, mass: float) -> NDArray[np.bool_]:
+    """Returns for each candidate whether typical-p keeps it: those whose surprise is closest to the entropy
+    and that together have this probability, with all that are as close as the last of these."""
     surprise = _surprise(logits)
     masses = exp(-surprise)
     distance = np.abs(surprise - float((masses * surprise).sum()))
     order = np.lexsort((-logits, distance))
     last = int(np.searchsorted(np.cumsum(masses[order]), mass - SLACK))
     border = distance[order[min(last, len(order) - 1)]]
-    kept = np.zeros(candidates.vocab_size, np.bool_)
-    kept[ids[distance <= border]] = True
-    return candidates.only(kept)
+    kept: NDArray[np.bool_] = distance <= border
+    return kept
 
 
-def keep_deviations(candidates: Candidates, deviations: float) -> Candidates:
-    """Keeps those whose logit is within so many standard deviations of the highest."""
-    _, logits = candidates.everyone()
-    return candidates.at_least(float(candidates.values[0]) - deviations * float(logits.std()))
-
-
-def keep_eta(candidates: Candidates, epsilon: float) -> Candidates:
-    """Keeps those with at least probability min(ε, √ε · exp(-entropy))."""
-    _, logits = candidates.everyone()
+def eta_probability(logits: Float64, epsilon: float) -> float:
+    """Returns the least probability that eta keeps: min(ε, √ε · exp(-entropy))."""
     surprise = _surprise(logits)
     entropy = float((exp(-surprise) * surprise).sum())
-    border = min(epsilon, sqrt(epsilon) * exp_of(-entropy))
-    return candidates.at_least(candidates.logit_of(border))
+    return min(epsilon, sqrt(epsilon) * exp_of(-entropy))
 
 
 def _surprise(logits: Float64) -> Float64:

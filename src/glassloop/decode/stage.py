@@ -145,8 +145,8 @@ class Stage(NamedTuple):
         def run(candidates: Candidates, step: Step) -> Candidates:
             return candidates.following(rule(step))
 
-        made = cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed, whole)
-        return made._replace(needs_record=needs_record)
+        stage = cls(name, kind, run, lambda sampling: bool(active(sampling)), True, rule, fixed, whole)
+        return stage._replace(needs_record=needs_record)
 
 
 REGISTER: dict[str, Stage] = {}
@@ -172,15 +172,15 @@ def stage(
     def register(run: Run) -> Run:
         if not built_in:
             import_module("glassloop.decode.stages")  # registers the built-in ones, whose names are taken
-        known = REGISTER.get(name)
-        if known is not None and known.built_in:
+        registered = REGISTER.get(name)
+        if registered is not None and registered.built_in:
             raise SamplingError(f"stage {name!r} is built in; another name is expected")
-        made = Stage(name, kind, run, active or _always, built_in, needs_record=needs_record)
+        stage = Stage(name, kind, run, active or _always, built_in, needs_record=needs_record)
         if not built_in:
-            made = made._replace(
+            stage = stage._replace(
                 run=_named(name, run), parameters=parameters_of(name, run), plugin=_source_of(run)
             )
-        REGISTER[name] = made
+        REGISTER[name] = stage
         return run
 
     return register
@@ -206,12 +206,12 @@ def authors_traceback(error: Exception) -> str | None:
     the exception is not from a stage."""
     if not any(note.startswith(_RAISED) for note in getattr(error, "__notes__", ())):
         return None
-    at = own = error.__traceback__
+    at = first_frame = error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == __file__:
-            own = at.tb_next
+            first_frame = at.tb_next
         at = at.tb_next
-    return "".join(format_exception(type(error), error, own))
+    return "".join(format_exception(type(error), error, first_frame))
 
 
 def _named(name: str, run: Run) -> Run:

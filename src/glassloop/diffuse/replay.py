@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
-from glassloop.decode.explain import Explanation, explain
+from glassloop.decode.explain import ChoiceContext, RecordedToken, explain_choice
+from glassloop.decode.explanation import Explanation
 from glassloop.decode.luck import pass_salt
 from glassloop.decode.stop import Ending, stop_ids
 from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
@@ -24,6 +25,7 @@ from glassloop.engine.replay import (
     NoSuchToken,
     check_ids,
     compare,
+    parts_of,
     records_of,
     replay_notes,
     token_at,
@@ -74,7 +76,7 @@ def replay_passes(
     says so."""
     options, after = recorded_filling(llm, run, strict)
     records, notes = records_of(run, first), list(replay_notes(llm, run))
-    if run.diffusion is not None and run.diffusion["adapter"] != llm.mask.sha256:
+    if (run.diffusion or {})["adapter"] != llm.mask.sha256:
         notes.append("made with another adapter for masked rows")
     limit = deadline or Deadline()
     try:
@@ -100,7 +102,7 @@ def _write(
     again = llm.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
     )
-    again.context = run.context
+    again.context, again.origin = run.context, run.origin.begun()
     request = DiffusionRequest(
         again.prompt_ids,
         run.sampling,
@@ -193,23 +195,20 @@ def explain_fill(
             if each.at < at:
                 tokens[each.at - record.first] = each.id
     left = [mask.token if token is None else token for token in tokens[:place]]
-    context = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
-    return explain(
+    places = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
+    context = ChoiceContext(
         row,
         [*before, *left],
         sampling,
         seed,
+        pass_salt(salt, number),
         prompt_length=len(run.prompt_ids),
-        salt=pass_salt(salt, number),
-        tokenizer=llm.tokenizer,
-        eos_ids=tuple(llm.tokenizer.eos_ids),
-        ops=llm.transformer.ops.rows,
-        shown=shown,
         never=(mask.token,) if after is None else never_in_hole(llm, sampling, mask),
-        introduction=f"In pass {number}, with {context}, ",
-        recorded=None if what_if else recorded_fill(run, record, at),
-        reasons=replay_notes(llm, run),
+        model=parts_of(llm),
     )
+    numbers = None if what_if else recorded_fill(run, record, at)
+    recorded = RecordedToken(numbers=numbers, reasons=replay_notes(llm, run))
+    return explain_choice(context, recorded, shown, f"In pass {number}, with {places}, ")
 
 
 def recorded_fill(run: Run, record: PassRecord, at: int) -> dict[str, Any] | None:

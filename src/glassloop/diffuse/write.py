@@ -31,6 +31,7 @@ from glassloop.engine.tasks.run_writer import BranchWriter, RunWriter
 from glassloop.engine.tasks.task import CANCELLED, Task, WantedRow
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
+from glassloop.record.origin import ByMasks
 from glassloop.record.passes import MOST_CHANGES, PassRecord
 from glassloop.record.run import Run
 
@@ -115,7 +116,7 @@ class DiffusionWriter(PassTask, RunWriter):
             filling.take_back(self._scores(logits))
             return rows.of_pass(filling.places)
         record = filling.advance(rows.logits(logits, filling.places))
-        self.run.passes.append(record)
+        self.run.add_pass(record)
         self._changes += len(record.filled) + len(record.unfilled)
         if self.request.on_pass is not None:
             self.request.on_pass(self.run, record)
@@ -174,7 +175,7 @@ def by_diffusion(
     check_stages_can_fill(request.sampling)
     check_prompt(request.runs[0])
     for run in request.runs:
-        run.diffusion = options.to_dict() | {"adapter": mask.sha256}
+        run.origin = ByMasks(options.to_dict() | {"adapter": mask.sha256})
     plain = {field.name: getattr(request, field.name) for field in fields(Request)}
     return DiffusionRequest(**plain, options=options, mask=mask)
 

@@ -17,6 +17,7 @@ from glassloop.engine.tasks.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowOps
+from glassloop.record.origin import ByMasks
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.text.stream import TextStream
@@ -83,8 +84,7 @@ def fill_place(
             data = llm.tokenizer.token_bytes(chosen.id)
             run.tokens.append(Token(chosen, characters.feed(data), data, llm.piece, "mask", sample=number))
         run.tail = characters.flush()
-        run.diffusion = hole_record(diffusion, llm.mask, after)
-        run.passes = hole.passes
+        run.origin = ByMasks(hole_record(diffusion, llm.mask, after), hole.passes)
         run.finish_reason, run.stop_reason = "length", "the hole is full"
         work.sampled += hole.rows
         made.append(run)

@@ -14,7 +14,8 @@ from glassloop.engine.branching import branch, new_luck
 from glassloop.engine.replay import check_continuable
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
-from glassloop.record.run import Run, check_place
+from glassloop.record.run import Run
+from glassloop.record.run_record import check_place
 from glassloop.util.check import check_text
 from glassloop.util.shown import shown
 

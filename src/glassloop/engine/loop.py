@@ -29,7 +29,8 @@ from glassloop.engine.tasks.task import CANCELLED, Asker, Counters, Task
 from glassloop.engine.tree import KVTree
 from glassloop.errors import contained
 from glassloop.model.transformer import Transformer
-from glassloop.record.run import NO_MEMORY, Run
+from glassloop.record.run import Run
+from glassloop.record.run_record import NO_MEMORY
 from glassloop.record.token import Pieces
 from glassloop.text.tokenizer import Tokenizer
 

@@ -16,10 +16,10 @@ from glassloop.decode.choose import race_of_found
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.difference import numbers_of
-from glassloop.decode.explain import Explanation, explain
+from glassloop.decode.explain import ChoiceContext, ModelParts, RecordedToken, explain_choice
+from glassloop.decode.explanation import BeamRank, Explanation
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.plugins import check_stages, plugin_notes
-from glassloop.decode.sentence import BeamRank
 from glassloop.decode.stop import Pause
 from glassloop.decode.task_kinds import WHAT_IF
 from glassloop.engine.branching import peek_luck
@@ -28,10 +28,10 @@ from glassloop.engine.logits import logits_after
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError, TraceError
 from glassloop.ops.quant import Float32
-from glassloop.record.run import NoSuchToken as NoSuchToken
-from glassloop.record.run import Past, Run, check_is_run
+from glassloop.record.run import Run, check_is_run
+from glassloop.record.run_parts import Past
+from glassloop.record.run_record import NoSuchToken as NoSuchToken
 from glassloop.record.token import Token
-from glassloop.record.told import explain_told
 from glassloop.record.verdict import Difference, ReplayVerdict
 from glassloop.util.check import check_count, check_one_of
 from glassloop.util.shown import printable
@@ -67,8 +67,6 @@ def explain_token(
     is compared with what is computed, and the explanation has the difference. `logits` returns the row of
     logits after the given tokens with the adapter of this number; without it the engine computes it.
     """
-    if run.upstream is not None:
-        return explain_told(run, at, of=of, luck=luck, shown=shown, **overrides)
     check_run(llm, run)
     check_one_of("luck", luck, ("same", "new"), TraceError)
     check_count("shown", shown, 0, llm.config.vocab_size)
@@ -105,31 +103,33 @@ def explain_token(
         beam = _beam_rank(run, at) if source == "beam" else None
     alone = what_if and searched and source == "sampled" and of == "answer"
     adapter = llm.adapter_number(sampling.adapter)
-    told = explain(
+    row = (
         logits(ids, adapter)
         if logits
-        else next(logits_after(llm.engine, ids, len(ids) - 1, deadline, adapter)),
+        else next(logits_after(llm.engine, ids, len(ids) - 1, deadline, adapter))
+    )
+    context = ChoiceContext(
+        row,
         ids,
         sampling,
         seed,
+        salt,
         prompt_length=min(len(ids), len(run.prompt_ids)),
         choices=[each.chosen for each in run.tokens[:at]] if of == "answer" else (),
-        salt=salt,
-        tokenizer=llm.tokenizer,
-        eos_ids=tuple(llm.tokenizer.eos_ids),
-        ops=llm.transformer.ops.rows,
-        shown=shown,
-        taken=taken,
-        source=source,
-        beam=beam,
-        refused=refused,
-        introduction="In one draw instead of the beam search, " if alone else "",
-        recorded=None if token is None else numbers_of(token.chosen),
-        reasons=replay_notes(llm, run),
+        model=parts_of(llm),
     )
+    numbers = None if token is None else numbers_of(token.chosen)
+    recorded = RecordedToken(source, taken, beam, refused, numbers, replay_notes(llm, run))
+    introduction = "In one draw instead of the beam search, " if alone else ""
+    told = explain_choice(context, recorded, shown, introduction)
     if told.stages and (notes := plugin_notes(past.plugins)):
         told = replace(told, notes=notes)
     return told
+
+
+def parts_of(llm: LocalEngine) -> ModelParts:
+    """Returns what decoding needs of a model."""
+    return ModelParts(llm.tokenizer, tuple(llm.tokenizer.eos_ids), llm.transformer.ops.rows)
 
 
 def token_at(run: Run, at: int) -> Token | None:
@@ -237,7 +237,7 @@ def check_continuable(llm: RequestMaker, run: Run) -> None:
     """Raises unless this model can continue or fork the run: `check_run`, and the op set that made the run,
     so that all numbers of a record come from one op set. Records that name none, which are old, pass."""
     check_is_run(run)
-    if run.diffusion is not None:
+    if not run.origin.in_order:
         raise TraceError.about(
             "run",
             f"{run.id} was written by filling masks; it can be explained and replayed, but not continued or"

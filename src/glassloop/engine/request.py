@@ -16,8 +16,9 @@ from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.tasks.task import Counters
 from glassloop.errors import GlassloopError, contained, described
 from glassloop.ops.batch import PAGE
-from glassloop.record.run import Run, text_held_back
-from glassloop.record.token import TakenBack, Token
+from glassloop.record.run import Run, TakenBack
+from glassloop.record.run_record import text_held_back
+from glassloop.record.token import Token
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from glassloop.util.shown import cut
 
 # Options that do not influence which token comes next; `seed` is compared by itself.
 _IGNORED = {"seed", "n", "logprobs", "prompt_logprobs", "timeout"}
+_DECISIVE = {True: "yes", False: "no", None: "not tried"}
 # Causes that cannot be tried by explaining one token: how runs end, beam search, the op set, the salt.
 _UNTRIED = {"ops", "salt", "plugin", *WHAT_IF.refused}
 
@@ -53,9 +54,10 @@ class Diff:
 
     def _repr_html_(self) -> str:
         """Returns the comparison as a notebook shows it."""
-        from glassloop.record.views.notebook import diff_view
+        from glassloop.record.views.notebook import comparison_view
 
-        return diff_view(self)
+        causes = [(cause.what, cause.first, cause.second, _DECISIVE[cause.decisive]) for cause in self.causes]
+        return comparison_view(self.sentence, causes, self.runs, self.at)
 
     def __str__(self) -> str:
         return self.sentence

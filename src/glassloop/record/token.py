@@ -6,14 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from math import inf, isnan, nan
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from glassloop.decode.chosen import ALTERNATIVE, RECORD, Chosen
-
-if TYPE_CHECKING:
-    from glassloop.record.run import Run
 
 # Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search, a
 # mask that was filled.
@@ -196,19 +193,6 @@ class Token:
 
     def __repr__(self) -> str:
         return f"Token({self.id}, {self.piece!r}, logprob={self.logprob:.4f}, rank={self.rank})"
-
-
-class TakenBack(Token):
-    """An event of a stream: the last tokens of its sample were taken back. Its numbers are those of the first
-    of them, and its text is empty. It is never part of a run."""
-
-    __slots__ = ("run", "taken", "to")
-
-    def __init__(self, first: Token, run: Run, to: int, taken: int) -> None:
-        super().__init__(first.chosen, "", b"", first._pieces, first.source, first.seconds, first.sample)
-        self.run = run  # the fork that continues
-        self.to = to  # how many tokens of the answer are left
-        self.taken = taken  # how many were taken back
 
 
 # The numbers of a choice that a token shows, in the order above.

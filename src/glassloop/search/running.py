@@ -22,7 +22,9 @@ from glassloop.engine.fork import forked_run
 from glassloop.engine.owner import current_owner
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
-from glassloop.record.run import Run, Timings, text_held_back
+from glassloop.record.run import Run
+from glassloop.record.run_parts import Timings
+from glassloop.record.run_record import text_held_back
 from glassloop.record.token import Token
 from glassloop.search.budget import Budget
 from glassloop.search.confidence import WINDOW, lowest_group, token_confidences

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from glassloop.engine.request import Request
+from glassloop.record.origin import OtherEngine
 from glassloop.record.run import Run
 from glassloop.record.token import Source, Token
 from glassloop.upstream.client import UpstreamError
@@ -24,6 +25,12 @@ class UpstreamRequest(Request):
     """A request for another engine. `given` are the tokens that its runs continue with, as far as known."""
 
     given: list[Token] = field(default_factory=list)
+
+
+def reporting_engine(run: Run) -> OtherEngine:
+    """Returns the other engine that computes a run."""
+    assert isinstance(run.origin, OtherEngine)
+    return run.origin
 
 
 class Answer:
@@ -56,7 +63,7 @@ class Answer:
     def read(self, part: AnswerPart) -> list[Token]:
         """Returns the tokens of a chunk. Raises if there is far more text than was asked for."""
         run, made = self._run, list[Token]()
-        assert run.upstream is not None
+        engine = reporting_engine(run)
         self._room -= len(part.text)
         if self._room < 0:
             most = f"{_PER_TOKEN} for each of {self._request.sampling.max_tokens} tokens and {_MORE} more"
@@ -69,17 +76,16 @@ class Answer:
             self._held.append(part.text)
         elif part.text:
             made.append(self._token(ReportedToken(part.text, part.text.encode(), None, ()), part.text))
-            run.upstream = replace(run.upstream, logprobs=False)
+            engine = replace(engine, logprobs=False)
         if part.fingerprint is not None:
-            run.upstream = replace(run.upstream, fingerprint=part.fingerprint)
+            engine = replace(engine, fingerprint=part.fingerprint)
         if part.counts is not None:
             # A request that continues a run counts the tokens before it as a part of its prompt.
             prompt, new, cached = part.counts
             if self._continues:
-                prompt, new = run.upstream.prompt_tokens, None
-            run.upstream = replace(
-                run.upstream, prompt_tokens=prompt, completion_tokens=new, cached_tokens=cached
-            )
+                prompt, new = engine.prompt_tokens, None
+            engine = replace(engine, prompt_tokens=prompt, completion_tokens=new, cached_tokens=cached)
+        run.origin = engine
         if part.finish_reason is not None:
             reason = _ENDINGS.get(part.finish_reason)
             why = part.stop_reason or ("max_tokens" if reason == "length" else None)

@@ -1,5 +1,5 @@
-"""HTTP to another engine: requests with a bounded answer, and streams of events. All that comes back is
-hostile: it is bounded in size and in time, and an error of the network is one in words.
+"""HTTP to another engine: requests with a bounded answer, and streams of events. Responses are untrusted:
+their size and time are bounded, and network errors become `GlassloopError`s.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ class Client:
             return
         if 300 <= status < 400:
             raise Refused(status, "the upstream redirects to another address; name that address")
-        told = self.message_of(await _read(answer, _MOST_ERROR))
+        message = self.message_of(await _read(answer, _MOST_ERROR))
         if status == 429:
-            raise Busy(f"the upstream has too many requests: {told}")
+            raise Busy(f"the upstream has too many requests: {message}")
         if status >= 500:
-            raise Unavailable(f"the upstream failed with status {status}: {told}")
+            raise Unavailable(f"the upstream failed with status {status}: {message}")
         if status in (401, 403):
-            told += "; a key is read from the environment variable GLASSLOOP_UPSTREAM_KEY"
-        raise Refused(status, f"the upstream refused with status {status}: {told}")
+            message += "; a key is read from the environment variable GLASSLOOP_UPSTREAM_KEY"
+        raise Refused(status, f"the upstream refused with status {status}: {message}")
 
     def message_of(self, data: bytes) -> str:
         """Returns the message of an error answer, in one line and without the key."""
@@ -152,9 +152,9 @@ class Client:
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            found = value.get("error", value)
-            found = found.get("message", found) if isinstance(found, dict) else found
-            text = found if isinstance(found, str) else json.dumps(found)
+            error = value.get("error", value)
+            error = error.get("message", error) if isinstance(error, dict) else error
+            text = error if isinstance(error, str) else json.dumps(error)
         if self._key:
             text = text.replace(self._key, "…")
         return printable(text.strip(), _MOST_MESSAGE) or "no reason given"
@@ -162,8 +162,8 @@ class Client:
     def _raise_error_in(self, event: Any) -> None:
         """Raises the error that a stream reports in an event."""
         if isinstance(event, dict) and event.get("error") is not None:
-            told = self.message_of(json.dumps(event).encode())
-            raise UpstreamError(f"the upstream failed in the middle of its answer: {told}")
+            message = self.message_of(json.dumps(event).encode())
+            raise UpstreamError(f"the upstream failed in the middle of its answer: {message}")
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -174,11 +174,11 @@ class Client:
             what = "accept a connection" if isinstance(error, httpx2.ConnectTimeout) else "send anything"
             raise Unavailable(f"the upstream at {self.url} did not {what} in time") from None
         except httpx2.ConnectError as error:
-            told = printable(str(error), 200)
-            raise Unavailable(f"the upstream at {self.url} cannot be reached: {told}") from None
+            reason = printable(str(error), 200)
+            raise Unavailable(f"the upstream at {self.url} cannot be reached: {reason}") from None
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
-            told = printable(str(error) or type(error).__name__, 200)
-            raise Unavailable(f"the upstream at {self.url} closed the connection: {told}") from None
+            reason = printable(str(error) or type(error).__name__, 200)
+            raise Unavailable(f"the upstream at {self.url} closed the connection: {reason}") from None
 
 
 async def _read(answer: httpx2.Response, most: int) -> bytes:
@@ -225,5 +225,5 @@ def _parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        given = printable(data[:80].decode("utf-8", "replace"), 80)
-        raise UpstreamError(f"the upstream's answer is not JSON: {given}") from None
+        start = printable(data[:80].decode("utf-8", "replace"), 80)
+        raise UpstreamError(f"the upstream's answer is not JSON: {start}") from None

@@ -14,18 +14,21 @@ from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import afollow, follow, raise_error
+from glassloop.engine.fork import check_change, fork_options
 from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, LensReader, Statistics
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.engine.request_maker import Messages, Prompt
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.record.messages import Message, recorded
-from glassloop.record.run import Run, Upstream
+from glassloop.record.origin import OtherEngine
+from glassloop.record.reported import explain_reported
+from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.record.told import explain_told
 from glassloop.text.pieces import Pieces
+from glassloop.upstream.answer import UpstreamRequest, reporting_engine
 from glassloop.upstream.client import checked_url
-from glassloop.upstream.fork import continued_text, fork_of
+from glassloop.upstream.fork import continued_text, forced_token, fork_seed
 from glassloop.upstream.prompts import read_chat_prompt, read_prompt
 from glassloop.upstream.servers import check_options, options_for
 from glassloop.upstream.streams import UpstreamStreams
@@ -90,7 +93,7 @@ class UpstreamEngine(Engine):
 
     @property
     def upstream(self) -> str:
-        return Upstream(self.url, self.kind.name, "chat").described
+        return self._origin("chat").described
 
     @property
     def op_set(self) -> str:
@@ -133,20 +136,20 @@ class UpstreamEngine(Engine):
         if text is not None and not isinstance(text, str):
             raise TextError.about("prompt", "is token ids; they are not known here: a text is expected")
         options_for(self.kind, sampling, chat=talk is not None)  # raises what is wrong
-        told: list[Token] = []
+        prompt_tokens: list[Token] = []
         if text is not None and not text:
             raise TextError.about("prompt", "is empty; at least one character is expected")
         if sampling.prompt_logprobs:
-            ids, told = self._prompt_tokens(text, talk, sampling)
+            ids, prompt_tokens = self._prompt_tokens(text, talk, sampling)
         elif talk is not None:
             ids = [name_of_messages(talk)]
         else:
             ids = [name_of((text or "").encode("utf-8", "replace"))]
 
         def make(seed: int, number: int) -> Run:
-            made = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
-            made.prompt_tokens = list(told)
-            return made
+            run = self._new(ids, sampling, (seed + number) % (1 << 64), text, talk, number)
+            run.prompt_tokens = list(prompt_tokens)
+            return run
 
         runs = runs_of(sampling, make)
         return Request(ids, sampling, runs, listener, priority, drafts=False, keep=self.keep, built=built)
@@ -156,9 +159,9 @@ class UpstreamEngine(Engine):
     ) -> tuple[list[int], list[Token]]:
         """Returns the tokens of a prompt as the upstream tells them; raises if it does not."""
         count, server = sampling.prompt_logprobs, self.kind.name or "the upstream"
-        asked: Coroutine[Any, Any, tuple[list[int], list[Token]]]
+        question: Coroutine[Any, Any, tuple[list[int], list[Token]]]
         if talk is not None and self.kind.scores_chats:
-            asked = read_chat_prompt(self._streams.api.client, self.model, talk, count)
+            question = read_chat_prompt(self._streams.api.client, self.model, talk, count)
         elif talk is not None:
             problem = f"is given for a chat; {server} is not known to have that, only for a text"
             raise SamplingError.about("prompt_logprobs", problem)
@@ -166,8 +169,8 @@ class UpstreamEngine(Engine):
             problem = f"is given; {server} gives those of the next token in their place"
             raise SamplingError.about("prompt_logprobs", problem)
         else:
-            asked = read_prompt(self._streams.api.client, self.model, text or "", count)
-        return self._streams.call(asked, sampling.timeout or _PROMPT_SECONDS)
+            question = read_prompt(self._streams.api.client, self.model, text or "", count)
+        return self._streams.call(question, sampling.timeout or _PROMPT_SECONDS)
 
     def _new(
         self,
@@ -178,21 +181,71 @@ class UpstreamEngine(Engine):
         talk: list[Message] | None,
         sample: int,
     ) -> Run:
-        made = self.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
-        made.context = 0 if self.config.context == UNKNOWN_CONTEXT else self.config.context
-        endpoint = "completions" if talk is None else "chat"
-        made.upstream = Upstream(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
-        return made
+        run = self.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
+        run.context, run.origin = self._context, self._origin("completions" if talk is None else "chat")
+        return run
+
+    def _origin(self, endpoint: str) -> OtherEngine:
+        """Returns the origin of a new run."""
+        return OtherEngine(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
+
+    @property
+    def _context(self) -> int:
+        """The context of the model; 0 if it is not known."""
+        return 0 if self.config.context == UNKNOWN_CONTEXT else self.config.context
 
     def prepare_fork(
-        self, run: Run, at: int, *, listener: Listener = ignore, priority: int = 0, **changes: Any
+        self,
+        run: Run,
+        at: int,
+        *,
+        listener: Listener = ignore,
+        priority: int = 0,
+        token: int | str | None = None,
+        text: str | None = None,
+        sampling: Sampling | None = None,
+        **overrides: Any,
     ) -> Request:
+        """Returns a request for a fork. Without a change, the next seed is sent."""
         self._check_own(run)
-        made = fork_of(self, run, at, **changes)
-        for each in made.runs:
-            continued_text(self.kind, each)
-        made.listener, made.priority = listener, priority
-        return made
+        at = check_change(run, at, token, text)
+        options, changed = fork_options(run, at, sampling, overrides)
+        built = self.compile(options)
+        forced = [] if token is None and text is None else [forced_token(run, at, token, text)]
+        seed = fork_seed(run, at, options, is_same=not forced and not changed)
+        reason = "edited" if text is not None else "forced" if token is not None else "sampled"
+        before = reporting_engine(run)
+        origin = replace(self._origin(before.endpoint), prompt_tokens=before.prompt_tokens)
+
+        def make(_: int, number: int) -> Run:
+            sample_seed = (seed + number) % (1 << 64)
+            fork = run.beginning(
+                at,
+                reason,
+                context=self._context,
+                ops=self.op_set,
+                llm=self,
+                sampling=replace(options, seed=sample_seed),
+                seed=sample_seed,
+                salt=0,
+                sample=number,
+                origin=origin,
+            )
+            continued_text(self.kind, fork)  # raises if it cannot be continued
+            return fork
+
+        return UpstreamRequest(
+            run.prompt_ids,
+            options,
+            runs_of(options, make),
+            listener,
+            priority,
+            forced=[each.id for each in forced],
+            drafts=False,
+            keep=self.keep,
+            built=built,
+            given=forced,
+        )
 
     def prepare_rest(self, run: Run, *, timeout: float | None = None) -> Request:
         """Returns a request that continues a run from its text. Unlike with an engine of our own, what comes
@@ -200,16 +253,17 @@ class UpstreamEngine(Engine):
         self._check_own(run)
         continued_text(self.kind, run)
         limits = [seconds for seconds in (run.sampling.timeout, timeout) if seconds is not None]
-        own = replace(run.sampling, n=1, timeout=min(limits, default=None))
-        return Request(run.prompt_ids, own, [run], drafts=False, keep=self.keep, built=self.compile(own))
+        rest = replace(run.sampling, n=1, timeout=min(limits, default=None))
+        return Request(run.prompt_ids, rest, [run], drafts=False, keep=self.keep, built=self.compile(rest))
 
     def _check_own(self, run: Run) -> None:
         """Raises unless this upstream made the run."""
-        if run.upstream is None or run.upstream.url != self.url or run.model != self.name:
-            made = "this program itself" if run.upstream is None else run.upstream.described
+        engine = run.upstream
+        if engine is None or engine.url != self.url or run.model != self.name:
             raise TraceError(
-                f"run {run.id} was computed by {made}, with the model {printable(run.model, 200)}; here"
-                f" {self.name} at {self.url} answers, which can only show it"
+                f"run {run.id} was computed by {run.origin.described}, with the model"
+                f" {printable(run.model, 200)}; here {self.name} at {self.url} answers, which can only"
+                " show it"
             )
 
     # ── computing ──────────────────────────────────────────────────────────────────────────────────────────
@@ -252,11 +306,11 @@ class UpstreamEngine(Engine):
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
     ) -> Explanation:
-        if run.upstream is None:
+        if run.origin.is_local:
             raise TraceError(
                 f"run {run.id} was computed by the model {run.model}; here another engine answers"
             )
-        return explain_told(run, at, **overrides)
+        return explain_reported(run, at, **overrides)
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None

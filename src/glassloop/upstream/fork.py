@@ -4,75 +4,31 @@ server can continue a text.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.branching import count_branches
-from glassloop.engine.fork import check_change, fork_options
-from glassloop.engine.request import runs_of
 from glassloop.errors import TextError
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.upstream.answer import UpstreamRequest
 from glassloop.upstream.client import UpstreamError
 from glassloop.upstream.reading import PART
 from glassloop.upstream.servers import ServerKind
 from glassloop.upstream.vocabulary import Names
 from glassloop.util.shown import shown
 
-if TYPE_CHECKING:
-    from glassloop.upstream.engine import UpstreamEngine
 
-
-def fork_of(
-    engine: UpstreamEngine,
-    run: Run,
-    at: int,
-    *,
-    token: int | str | None = None,
-    text: str | None = None,
-    sampling: Sampling | None = None,
-    **overrides: Any,
-) -> UpstreamRequest:
-    """Returns the request for a fork, as `fork_request` does for an engine of our own. Without a change, the
-    next seed is sent."""
-    at = check_change(run, at, token, text)
-    options, changed = fork_options(run, at, sampling, overrides)
-    built = engine.compile(options)
-    given = [] if token is None and text is None else [_given(run, at, token, text)]
+def fork_seed(run: Run, at: int, options: Sampling, is_same: bool) -> int:
+    """Returns the seed that a fork sends, and counts its samples. If nothing else changes (`is_same`), it is
+    the next one at this place."""
     position = len(run.prompt_ids) + at
-    seed, has_new_luck = options.seed or 0, not given and not changed
-    ordinal = count_branches(run, at, options.n if has_new_luck else options.n - 1)
-    if has_new_luck:
-        seed = fork_salt(seed, position, ordinal) % (1 << 32)
-    reason = "edited" if text is not None else "forced" if token is not None else "sampled"
-
-    def make(_: int, number: int) -> Run:
-        own = (seed + number) % (1 << 64)
-        made = engine._new(run.prompt_ids, replace(options, seed=own), own, run.prompt, run.messages, number)
-        if made.upstream is not None and run.upstream is not None:
-            made.upstream = replace(made.upstream, prompt_tokens=run.upstream.prompt_tokens)
-        made.tokens = list(run.tokens[:at])
-        made.prompt_tokens = list(run.prompt_tokens)
-        made.descend(run, at, reason)
-        return made
-
-    runs = runs_of(options, make)
-    return UpstreamRequest(
-        run.prompt_ids,
-        options,
-        runs,
-        forced=[each.id for each in given],
-        drafts=False,
-        keep=engine.keep,
-        built=built,
-        given=given,
-    )
+    seed, branches = options.seed or 0, options.n if is_same else options.n - 1
+    ordinal = count_branches(run, at, branches)
+    return fork_salt(seed, position, ordinal) % (1 << 32) if is_same else seed
 
 
-def _given(run: Run, at: int, token: int | str | None, text: str | None) -> Token:
+def forced_token(run: Run, at: int, token: int | str | None, text: str | None) -> Token:
     """Returns the token that a fork continues with. How likely it was is known where the upstream named it at
     this place."""
     names = Names.of(run)

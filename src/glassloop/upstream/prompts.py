@@ -34,12 +34,12 @@ async def read_chat_prompt(
     client: Client, model: str, messages: list[Message], count: int
 ) -> tuple[list[int], list[Token]]:
     """Returns the same for a conversation, by vLLM's extensions."""
-    asked = {"model": model, "messages": messages}
-    tokenized = await client.post("/tokenize", asked, above=True)
-    scored = {**asked, "max_tokens": 1, "temperature": 0, "prompt_logprobs": count}
+    question = {"model": model, "messages": messages}
+    tokenized = await client.post("/tokenize", question, above=True)
+    scored = {**question, "max_tokens": 1, "temperature": 0, "prompt_logprobs": count}
     most = _most(sum(len(text_of(message)) for message in messages), count)
-    told = await client.post("/chat/completions", scored, most=most)
-    return _recorded(read_prompt_logprobs(told, tokenized))
+    answer = await client.post("/chat/completions", scored, most=most)
+    return _recorded(read_prompt_logprobs(answer, tokenized))
 
 
 def _most(characters: int, count: int) -> int:
@@ -69,12 +69,12 @@ def _of_prompt(entries: tuple[ReportedToken, ...], text: str) -> list[ReportedTo
     """Returns the tokens that the prompt consists of. A token for its beginning, which has no text, may be
     the first. None if the tokens do not begin with the prompt."""
     for skipped in (0, 1):
-        length, made = 0, list(entries[:skipped])
+        length, kept = 0, list(entries[:skipped])
         for entry in entries[skipped:]:
             if length >= len(text):
                 break
             length += len(entry.piece)
-            made.append(entry)
-        if "".join([entry.piece for entry in made[skipped:]]) == text and len(made) < len(entries):
-            return made
+            kept.append(entry)
+        if "".join([entry.piece for entry in kept[skipped:]]) == text and len(kept) < len(entries):
+            return kept
     return None

@@ -93,42 +93,42 @@ def read_part(chunk: Any) -> AnswerPart:
 def _entries(logprobs: Any) -> tuple[ReportedToken, ...]:
     if logprobs is None:
         return ()
-    told = _object("logprobs", logprobs)
-    if "content" in told:
-        content = told["content"] if told["content"] is not None else []
+    fields = _object("logprobs", logprobs)
+    if "content" in fields:
+        content = fields["content"] if fields["content"] is not None else []
         return tuple(_chat_entry(each) for each in _list("logprobs.content", content))
-    return completion_entries(told)
+    return completion_entries(fields)
 
 
 def _chat_entry(value: Any) -> ReportedToken:
-    told = _object("logprobs.content", value)
-    piece, data = _piece(told.get("token"), told.get("bytes"))
+    entry = _object("logprobs.content", value)
+    piece, data = _piece(entry.get("token"), entry.get("bytes"))
     others = []
-    listed = told.get("top_logprobs")
+    listed = entry.get("top_logprobs")
     for each in _list("top_logprobs", [] if listed is None else listed)[:_MOST_ALTERNATIVES]:
         other = _object("top_logprobs", each)
         logprob = _logprob(other.get("logprob"))
         if logprob is not None:
             others.append(ReportedAlternative(*_piece(other.get("token"), other.get("bytes")), logprob))
-    return ReportedToken(piece, data, _logprob(told.get("logprob")), _sorted(others))
+    return ReportedToken(piece, data, _logprob(entry.get("logprob")), _sorted(others))
 
 
-def completion_entries(told: dict[str, Any]) -> tuple[ReportedToken, ...]:
+def completion_entries(fields: dict[str, Any]) -> tuple[ReportedToken, ...]:
     """Returns the tokens of the `logprobs` of a completion."""
-    tokens = _list("logprobs.tokens", told.get("tokens") or [])
-    logprobs = _list("logprobs.token_logprobs", told.get("token_logprobs") or [None] * len(tokens))
-    listed = _list("logprobs.top_logprobs", told.get("top_logprobs") or [None] * len(tokens))
+    tokens = _list("logprobs.tokens", fields.get("tokens") or [])
+    logprobs = _list("logprobs.token_logprobs", fields.get("token_logprobs") or [None] * len(tokens))
+    listed = _list("logprobs.top_logprobs", fields.get("top_logprobs") or [None] * len(tokens))
     if not len(tokens) == len(logprobs) == len(listed):
         raise UpstreamError("the upstream's logprobs have lists of different lengths")
-    made = []
+    tokens_read = []
     for token, logprob, likely in zip(tokens, logprobs, listed, strict=True):
         others = []
         for other, value in list(_object("logprobs.top_logprobs", likely or {}).items())[:_MOST_ALTERNATIVES]:
-            known = _logprob(value)
-            if known is not None:
-                others.append(ReportedAlternative(*_piece(other, None), known))
-        made.append(ReportedToken(*_piece(token, None), _logprob(logprob), _sorted(others)))
-    return tuple(made)
+            logprob_there = _logprob(value)
+            if logprob_there is not None:
+                others.append(ReportedAlternative(*_piece(other, None), logprob_there))
+        tokens_read.append(ReportedToken(*_piece(token, None), _logprob(logprob), _sorted(others)))
+    return tuple(tokens_read)
 
 
 def _sorted(others: Sequence[ReportedAlternative]) -> tuple[ReportedAlternative, ...]:
@@ -141,10 +141,10 @@ def _piece(token: Any, listed: Any) -> tuple[str, bytes]:
         raise _wrong("a token", token, f"a text of at most {_MOST_TEXT} characters")
     token = token.encode("utf-8", "replace").decode()  # a lone surrogate is no text
     if listed is not None:
-        given = _list("bytes", listed, _MOST_TEXT)
-        if not all(type(each) is int and 0 <= each < 256 for each in given):
+        numbers = _list("bytes", listed, _MOST_TEXT)
+        if not all(type(each) is int and 0 <= each < 256 for each in numbers):
             raise _wrong("bytes", listed, "a list of numbers from 0 to 255")
-        return token, bytes(given)
+        return token, bytes(numbers)
     if escaped := _ESCAPED.fullmatch(token):
         return token.removeprefix("bytes:"), bytes.fromhex(escaped[1].replace("\\x", ""))
     return token, b"" if PART.search(token) else token.encode()
@@ -162,10 +162,12 @@ def _logprob(value: Any) -> float | None:
 def _counts(usage: Any) -> Counts | None:
     if usage is None:
         return None
-    told = _object("usage", usage)
-    details = told.get("prompt_tokens_details")
+    fields = _object("usage", usage)
+    details = fields.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Counts(_count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), _count(cached))
+    return Counts(
+        _count(fields.get("prompt_tokens")), _count(fields.get("completion_tokens")), _count(cached)
+    )
 
 
 def _count(value: Any) -> int | None:
@@ -175,29 +177,29 @@ def _count(value: Any) -> int | None:
 def read_prompt_logprobs(answer: Any, tokenized: Any) -> list[tuple[ReportedToken, int]]:
     """Returns the tokens of a prompt, each with its rank (0: not known), as vLLM tells them: for each place
     the log-probabilities of some tokens by id, and by another endpoint the ids of the prompt."""
-    told = _list("prompt_logprobs", _object("an answer", answer).get("prompt_logprobs"))
+    places = _list("prompt_logprobs", _object("an answer", answer).get("prompt_logprobs"))
     ids = _list("tokens", _object("an answer", tokenized).get("tokens"))
-    if len(told) != len(ids) or not ids:
+    if len(places) != len(ids) or not ids:
         raise UpstreamError(
-            f"the upstream has {len(told)} log-probabilities for {len(ids)} tokens of a prompt"
+            f"the upstream has {len(places)} log-probabilities for {len(ids)} tokens of a prompt"
         )
-    made = [(ReportedToken(_first_piece(tokenized), b"", None, ()), 0)]
-    for place, (id, each) in enumerate(zip(ids[1:], told[1:], strict=True), 1):
+    entries = [(ReportedToken(_first_piece(tokenized), b"", None, ()), 0)]
+    for place, (id, each) in enumerate(zip(ids[1:], places[1:], strict=True), 1):
         named = {
             key: _object("prompt_logprobs", value) for key, value in _object("prompt_logprobs", each).items()
         }
-        own = named.get(str(id))
-        if own is None:
+        chosen = named.get(str(id))
+        if chosen is None:
             raise UpstreamError(f"the upstream's prompt_logprobs do not have the token {place} of the prompt")
         others = [
             ReportedAlternative(*_piece(value.get("decoded_token"), None), logprob)
             for value in list(named.values())[:_MOST_ALTERNATIVES]
             if (logprob := _logprob(value.get("logprob"))) is not None
         ]
-        piece, data = _piece(own.get("decoded_token"), None)
-        entry = ReportedToken(piece, data, _logprob(own.get("logprob")), _sorted(others))
-        made.append((entry, _count(own.get("rank")) or 0))
-    return made
+        piece, data = _piece(chosen.get("decoded_token"), None)
+        entry = ReportedToken(piece, data, _logprob(chosen.get("logprob")), _sorted(others))
+        entries.append((entry, _count(chosen.get("rank")) or 0))
+    return entries
 
 
 def _first_piece(tokenized: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.upstream.answer import Answer
+from glassloop.upstream.answer import Answer, reporting_engine
 from glassloop.upstream.api import Api, connect
 from glassloop.upstream.client import Refused, UpstreamError
 from glassloop.upstream.fork import continued_text
@@ -177,9 +177,9 @@ class UpstreamStreams:
             run.error, run.finish_reason, run.stop_reason = error, "error", str(error)
         finally:
             answer.close()
-        if run.upstream is not None:
-            self.prompt_tokens += run.upstream.prompt_tokens or 0
-            self.prompt_tokens_cached += run.upstream.cached_tokens or 0
+        engine = reporting_engine(run)
+        self.prompt_tokens += engine.prompt_tokens or 0
+        self.prompt_tokens_cached += engine.cached_tokens or 0
         work.end(run)
 
     async def _tokens(self, request: Request, run: Run, answer: Answer) -> AsyncGenerator[Token, None]:
@@ -219,8 +219,7 @@ class UpstreamStreams:
             if told or "logprobs" not in str(error) or "logprobs" not in body:
                 raise
         self.gives_logprobs = False
-        assert run.upstream is not None
-        run.upstream = replace(run.upstream, logprobs=False)
+        run.origin = replace(reporting_engine(run), logprobs=False)
         without = {name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs")}
         async with aclosing(self.api.client.stream(path, without, room)) as chunks:
             async for chunk in chunks:

@@ -34,23 +34,23 @@ class Names:
     @classmethod
     def of(cls, run: Run) -> Names:
         """Returns the names of all tokens that the record of a run has."""
-        made = cls()
+        names = cls()
         for token in (*run.prompt_tokens, *run.tokens):
-            made._learn(token.id, token.piece, token.bytes)
+            names._learn(token.id, token.piece, token.bytes)
             for other in token.alternatives:
-                made._learn(other.id, other.text, b"")
-        return made
+                names._learn(other.id, other.text, b"")
+        return names
 
     def add(self, piece: str, data: bytes) -> int:
         """Returns the id of a token. Where another token of the run has that one, the next is used."""
         key = data or piece.encode()
-        known = self._ids.get(key)
-        if known is None:
-            known = name_of(key)
-            while known in self._pieces:
-                known = (known + 1) % IDS
-            self._learn(known, piece, key)
-        return known
+        id = self._ids.get(key)
+        if id is None:
+            id = name_of(key)
+            while id in self._pieces:
+                id = (id + 1) % IDS
+            self._learn(id, piece, key)
+        return id
 
     def _learn(self, id: int, piece: str, data: bytes) -> None:
         self._ids.setdefault(data or piece.encode(), id)

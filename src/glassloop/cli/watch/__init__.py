@@ -65,7 +65,7 @@ def watch(
     if masks.diffusion and engine.upstream is not None:
         raise GlassloopError("--diffusion is given; --upstream is not expected with it")
     run = None if masks.diffusion else _recorded(what)
-    if masks.diffusion or (run is not None and run.diffusion is not None):
+    if masks.diffusion or (run is not None and not run.origin.in_order):
         _watch_passes(what, run, model, engine, filling, overrides, store)
         return
     llm: AnyEngine

@@ -23,7 +23,8 @@ from glassloop.engine.tasks.task import Task, WantedRow
 from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowSummary
-from glassloop.record.run import Beam, text_held_back
+from glassloop.record.run_parts import Beam
+from glassloop.record.run_record import text_held_back
 from glassloop.record.token import Token
 
 

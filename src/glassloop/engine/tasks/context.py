@@ -13,7 +13,8 @@ from glassloop.engine.drafting.guesser import DraftSource
 from glassloop.engine.tasks.task import Task
 from glassloop.engine.tree import KVTree
 from glassloop.model.transformer import Transformer
-from glassloop.record.run import Past, Run
+from glassloop.record.run import Run
+from glassloop.record.run_parts import Past
 from glassloop.record.token import Pieces
 from glassloop.text.tokenizer import Tokenizer
 

@@ -17,8 +17,8 @@ from glassloop.engine.branching import revised
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.context import TaskContext
 from glassloop.engine.tasks.sample import Sample
-from glassloop.record.run import Run
-from glassloop.record.token import Refusal, Source, TakenBack, Token
+from glassloop.record.run import Run, TakenBack
+from glassloop.record.token import Refusal, Source, Token
 
 
 class Revising(Sample):

@@ -60,20 +60,25 @@ def check_columns(columns: dict[str, Column], unknown: bool = False) -> None:
         raise TraceError(f"column slots names {slots} ids; there are {len(ids)}")
     for name in ("odd_raw_at", "odd_after_at"):
         _all(name, columns[name], columns[name] < len(ids), "the place of a slot")
-    for name, found in zip(("logits", "changes"), logprobs(columns), strict=True):
+    for name, values in zip(("logits", "changes"), logprobs(columns), strict=True):
         # Minus infinity is a log-probability (a stage removed the token), NaN is not.
-        right = found <= _ROUNDING
-        _all(name, found, right | np.isnan(found) if unknown else right, "what makes a log-probability")
+        right = values <= _ROUNDING
+        _all(
+            name,
+            values,
+            right | np.isnan(values) if unknown else right,
+            "what makes a log-probability",
+        )
     # Every id that is named has a piece, so that a run can be shown without its model.
     steps = columns["piece_steps"]
     _all("piece_steps", steps, (steps > 0) | (np.arange(len(steps)) == 0), "a number from 1")
-    known = np.cumsum(steps, dtype=np.int64)
-    if len(known) and known[-1] > MOST_ID:
-        raise TraceError(f"column piece_steps adds up to {known[-1]}; at most {MOST_ID} is expected")
+    piece_ids = np.cumsum(steps, dtype=np.int64)
+    if len(piece_ids) and piece_ids[-1] > MOST_ID:
+        raise TraceError(f"column piece_steps adds up to {piece_ids[-1]}; at most {MOST_ID} is expected")
     runners_up = columns["runner_up"]
     named = {"ids": ids, "runner_up": runners_up[runners_up >= 0], "odd_bytes_ids": columns["odd_bytes_ids"]}
     for name, used in named.items():
-        _all(name, used, np.isin(used, known), "an id with a piece")
+        _all(name, used, np.isin(used, piece_ids), "an id with a piece")
 
 
 def _all(name: str, values: Column, right: NDArray[np.bool_], expected: str) -> None:

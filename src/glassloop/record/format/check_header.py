@@ -73,10 +73,10 @@ def replace_surrogates(text: str) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name comes twice in one object")
-    return made
+    return entries
 
 
 def _no_constant(name: str) -> None:
@@ -261,11 +261,11 @@ def _past(name: str, value: Any) -> None:
 def _beams(name: str, value: Any) -> None:
     """Checks that the parent of each beam is listed before it, so that a search is a forest."""
     _list(_BEAM)(name, value)
-    known: set[int] = set()
+    numbers: set[int] = set()
     for place, (number, parent, *_) in enumerate(value):
-        if number in known or (parent is not None and parent not in known):
+        if number in numbers or (parent is not None and parent not in numbers):
             raise TraceError(f"{name}[{place}] does not have a new number and an earlier beam as its parent")
-        known.add(number)
+        numbers.add(number)
 
 
 def _forks(name: str, value: Any) -> None:
@@ -333,12 +333,12 @@ def _check_counts(header: Header) -> None:
     """Checks what fields say of each other."""
     if ("diffusion" in header) != ("passes" in header):
         raise TraceError("diffusion and passes are expected together")
-    prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
+    prompt, answer, end = (header[name] for name in ("prompt_records", "records", "end_records"))
     most = len(header["prompt_ids"]) - 1
     if prompt > most:
         raise TraceError(f"prompt_records is {prompt}; at most {most} is expected, one for each id but one")
     for place, (at, *_) in enumerate(header.get("refused", ())):
-        if at >= made + end:
+        if at >= answer + end:
             raise TraceError(f"refused[{place}][0] is {at}; a token of the answer is expected")
 
 

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import Plugin
 from glassloop.errors import GlassloopError
-from glassloop.record.format.check_header import FIELDS
-from glassloop.record.passes import PassRecord
-from glassloop.record.run import Beam, Drafts, Move, Past, Run, Timings, Upstream
+from glassloop.record.origin import origin_of
+from glassloop.record.run_parts import Beam, Drafts, Move, Past, Timings
+from glassloop.record.run_record import RunRecord
 from glassloop.record.token import Refusal, Token
 
-# Fields whose form in the header is not that of the run; all others that both have are copied.
-_CONVERTED = {
-    "model_hash",
-    "sampling",
-    "past",
-    "plugins",
-    "samples",
-    "timings",
-    "drafts",
-    "beams",
-    "forks",
-    "moves",
-    "upstream",
-    "diffusion",
-    "passes",
-    "pending",
-}
-_SAME = tuple(each.name for each in fields(Run) if each.name in FIELDS.keys() - _CONVERTED)
+R = TypeVar("R", bound=RunRecord)
+# The fields that the header has as they are in the run. All others are converted below, except `error` and
+# the objects of this process (`llm`, `above`, `children`), which no file has.
+COPIED = (
+    *("model", "prompt_ids", "seed", "context", "salt", "ops", "prompt", "messages", "id", "sample"),
+    *("parent", "fork_at", "reason", "revised", "tail", "finish_reason", "stop_reason", "cached_tokens"),
+    *("search", "created", "adapters"),
+)
 
 
-def to_header(run: Run) -> dict[str, Any]:
-    header = {name: getattr(run, name) for name in _SAME}
+def to_header(run: RunRecord) -> dict[str, Any]:
+    """Returns the header of a run, as JSON."""
+    header = {name: getattr(run, name) for name in COPIED}
     header["model_hash"] = run.identity
     header["sampling"] = run.sampling.to_dict()
     header["past"] = [_past(past) for past in run.past]
@@ -45,11 +36,7 @@ def to_header(run: Run) -> dict[str, Any]:
     header["drafts"] = asdict(run.drafts)
     header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
     header["moves"] = [list(astuple(move)) for move in run.moves]
-    if run.upstream is not None:
-        header["upstream"] = asdict(run.upstream)
-    if run.diffusion is not None:
-        header["diffusion"] = run.diffusion
-        header["passes"] = [each.to_row() for each in run.passes]
+    header |= run.origin.to_header()
     if run.pending:
         header["pending"] = run.pending
     header["forks"] = {str(position): count for position, count in run.forks.items()}
@@ -62,18 +49,19 @@ def to_header(run: Run) -> dict[str, Any]:
     return header
 
 
-def records_of(run: Run) -> list[Token]:
+def records_of(run: RunRecord) -> list[Token]:
     """Returns the tokens that a file keeps: of the prompt, of the answer, and the one that ended it."""
     return [*run.prompt_tokens, *run.tokens, *([] if run.end is None else [run.end])]
 
 
-def from_header(header: dict[str, Any], records: list[Token]) -> Run:
-    """Returns the run of a checked header (`read_header`) and the tokens that belong to it."""
+def from_header(kind: type[R], header: dict[str, Any], records: list[Token]) -> R:
+    """Returns the run of a checked header (`read_header`) and the tokens that belong to it, as an object of
+    this class."""
     prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
     for place, *guess in header.get("refused", ()):  # older files do not have it
         records[prompt + place].refused = Refusal(*guess)
-    run = Run(
-        **{name: header[name] for name in _SAME if name in header},  # older files do not have all
+    run = kind(
+        **{name: header[name] for name in COPIED if name in header},  # older files do not have all
         model_hash=header["model_hash"],
         sampling=Sampling.from_dict(header["sampling"]),
         past=tuple(_read_past(past) for past in header["past"]),
@@ -82,9 +70,7 @@ def from_header(header: dict[str, Any], records: list[Token]) -> Run:
         drafts=Drafts(**header["drafts"]),
         beams=[Beam(*beam) for beam in header["beams"]],
         moves=[Move(*move) for move in header.get("moves", ())],  # older files do not have it
-        upstream=None if header.get("upstream") is None else Upstream(**header["upstream"]),
-        diffusion=header.get("diffusion"),
-        passes=[PassRecord.of_row(row) for row in header.get("passes", ())],
+        origin=origin_of(header),
         pending=header.get("pending", []),
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],

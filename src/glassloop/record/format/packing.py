@@ -120,10 +120,13 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
     raw, after = logprobs(columns)
     pieces, data = _unpack_pieces(columns)
     sources, samples, seconds = (columns[name].tolist() for name in ("source", "sample", "seconds"))
-    seen = texts_back("text", columns["text_lengths"], columns["text"])
+    shown_texts = texts_back("text", columns["text_lengths"], columns["text"])
     ends = np.cumsum(slots, dtype=np.int64)
     # Checked here too: NumPy would repeat a column of one number for every token.
-    rows = {len(seen), *(len(columns[name]) for name, spec in COLUMNS.items() if spec.length == "records")}
+    rows = {
+        len(shown_texts),
+        *(len(columns[name]) for name, spec in COLUMNS.items() if spec.length == "records"),
+    }
     if len(rows) > 1 or not ids.size == raw.size == after.size == (ends[-1] if len(ends) else 0):
         raise TraceError("its columns are not of the same length")
     firsts = ends - slots
@@ -131,13 +134,15 @@ def unpack_tokens(columns: dict[str, Column]) -> list[Token]:
     numbers["id"], numbers["logprob"], numbers["raw_logprob"] = ids[firsts], after[firsts], raw[firsts]
     for name in _OF_CHOICE:
         numbers[name] = columns[name]
-    written, told = numbers.tobytes(), pack_alternatives(ids, after, raw)
+    written, alternatives = numbers.tobytes(), pack_alternatives(ids, after, raw)
     tokens = []
     for at, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
-        own = written[RECORD.itemsize * at : RECORD.itemsize * (at + 1)]
-        chosen = Chosen(own + told[ALTERNATIVE.itemsize * (first + 1) : ALTERNATIVE.itemsize * end])
+        record = written[RECORD.itemsize * at : RECORD.itemsize * (at + 1)]
+        chosen = Chosen(
+            record + alternatives[ALTERNATIVE.itemsize * (first + 1) : ALTERNATIVE.itemsize * end]
+        )
         source = SOURCES[sources[at]]
-        text = replace_surrogates(seen[at])
+        text = replace_surrogates(shown_texts[at])
         tokens.append(Token(chosen, text, data[chosen.id], pieces, source, seconds[at], samples[at]))
     return tokens
 
@@ -152,7 +157,7 @@ def _pack_pieces(tokens: Sequence[Token], ids: Column, runners_up: Column) -> di
     shown = dict(zip(named.tolist(), map(piece, named.tolist()), strict=True))
     data = {token.id: token.bytes for token in tokens}
     # Most tokens are the bytes of their piece; parts of characters and control tokens are not.
-    odd = sorted(token for token, own in data.items() if own != _encoded(shown[token]))
+    odd = sorted(token for token, token_bytes in data.items() if token_bytes != _encoded(shown[token]))
     columns: dict[str, Column] = {"piece_steps": np.diff(named, prepend=0).astype(np.uint32)}
     columns["piece_lengths"], columns["pieces"] = texts(list(shown.values()))
     columns["odd_bytes_ids"] = np.array(odd, np.int32)
@@ -186,7 +191,7 @@ def _logprobs(logits: Float32s, scale: Float64 | float, sums: Float64) -> Float6
         return logits.astype(np.float64) * scale - sums
 
 
-def _odd(wanted: Float64, found: Float64) -> tuple[Column, Column]:
+def _odd(wanted: Float64, computed: Float64) -> tuple[Column, Column]:
     """Returns the places where two arrays differ in any bit, and what is wanted there."""
-    at = np.flatnonzero(wanted.view(np.uint64) != found.view(np.uint64)).astype(np.uint32)
+    at = np.flatnonzero(wanted.view(np.uint64) != computed.view(np.uint64)).astype(np.uint32)
     return at, wanted[at]

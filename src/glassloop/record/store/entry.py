@@ -81,7 +81,6 @@ def facts_of(run: Run) -> str:
         # Only if the prompt was given as tokens; a server has the tokenizer to show them.
         "prompt_ids": run.prompt_ids if run.prompt is None else None,
         "messages": run.messages,
-        **({} if run.upstream is None else {"upstream": asdict(run.upstream)}),
-        **({} if run.diffusion is None else {"diffusion": run.diffusion, "passes": len(run.passes)}),
+        **run.origin.to_facts(),
     }
     return json.dumps(facts, allow_nan=False, separators=(",", ":"))

@@ -165,7 +165,7 @@ class Store:
         # The run may be forked or continued before it is written.
         now.tokens, now.prompt_tokens = list(run.tokens), list(run.prompt_tokens)
         now.forks, now.moves = dict(run.forks), list(run.moves)
-        now.passes, now.samples = list(run.passes), list(run.samples)
+        now.origin, now.samples = run.origin.copy(), list(run.samples)
         now.timings, now.drafts = copy(run.timings), copy(run.drafts)
         self._writer.put(QueuedRun(now, tree, name, time.time() if added is None else added, owner))
 
@@ -232,17 +232,17 @@ class Store:
         columns = f"{_SHOWN}, tree, name, {{facts}}, {ADDED}, talk IS NOT NULL, writer"
         shown = {**_BRIEF, "facts": self._database.brief_facts} if brief else _WHOLE
         rows = self._listed(columns.format(**shown), listing, stop)
-        made = [self._kept(*row) for row in rows]
-        return [each for each in made if each is not None]
+        kept_runs = [self._kept(*row) for row in rows]
+        return [each for each in kept_runs if each is not None]
 
     def messages(self, ids: Sequence[str]) -> dict[str, Any]:
         """Returns the conversations of runs, by id. Runs whose prompt is none are left out."""
-        found = {}
+        conversations = {}
         for id in ids:
             rows = self._select("SELECT facts FROM runs WHERE id = ? AND talk IS NOT NULL", id)
             with suppress(IndexError, KeyError, TypeError, ValueError):
-                found[id] = json.loads(rows[0][0])["messages"]
-        return found
+                conversations[id] = json.loads(rows[0][0])["messages"]
+        return conversations
 
     def added(self, id: str, owner: str | None = None) -> float | None:
         """Returns when a run was first written, by which lists are ordered."""
@@ -253,18 +253,18 @@ class Store:
         """Returns a run by its id, by the beginning of its id if that is unique, by the id of a server's
         answer (`chatcmpl-…`), or the `last` one, linked with the other stored runs of its tree
         (`run.tree()`)."""
-        own = self._id(name)
-        run = self.run(own)
+        full_id = self._id(name)
+        run = self.run(full_id)
         if run is None:
-            raise TraceError(f"there is no run {own!r} in {self.name}")
+            raise TraceError(f"there is no run {full_id!r} in {self.name}")
         self._link_tree(run)
         return run
 
     def run(self, id: str, owner: str | None = None) -> Run | None:
         """Returns a run by its id, or that of an answer, not linked with others, or None."""
-        own = run_id(id)
-        rows = self._select(f"SELECT data FROM runs WHERE id = ?{_and(owner)}", own, *_of(owner))
-        return self._read(own, rows[0][0]) if rows else None
+        full_id = run_id(id)
+        rows = self._select(f"SELECT data FROM runs WHERE id = ?{_and(owner)}", full_id, *_of(owner))
+        return self._read(full_id, rows[0][0]) if rows else None
 
     def count_forks(self, run: Run, owner: str | None = None) -> None:
         """Counts the forks of a run that are in the store, so that the next one has other luck: the record of
@@ -379,8 +379,10 @@ class Store:
                 facts = facts_of(run) if run else None
                 update = "UPDATE runs SET facts = ? WHERE id = ? AND facts IS NULL"
                 self._writer.call(lambda: self._database.execute(update, (facts, entry.id)))
-            found = json.loads(facts)
-            return KeptRun(entry, str(tree or entry.id), name, found, float(added), bool(is_chat), writer)
+            parsed_facts = json.loads(facts)
+            return KeptRun(
+                entry, str(tree or entry.id), name, parsed_facts, float(added), bool(is_chat), writer
+            )
         except (TraceError, TypeError, ValueError):  # a bad row must not hide the others
             return None
 
@@ -394,16 +396,14 @@ class Store:
 
     def _id(self, name: str) -> str:
         if name == "last":
-            found = self._select(f"SELECT id FROM runs {ORDER} LIMIT 1")
-            if not found:
+            rows = self._select(f"SELECT id FROM runs {ORDER} LIMIT 1")
+            if not rows:
                 raise TraceError(f"there is no run in {self.name} yet")
-            return str(found[0][0])
+            return str(rows[0][0])
         name = run_id(name)
         # A range, not LIKE, so that wildcards in the name have no meaning.
-        found = self._select(
-            "SELECT id FROM runs WHERE id >= ? AND id < ? LIMIT 3", name, name + "\U0010ffff"
-        )
-        ids = [str(row[0]) for row in found]
+        rows = self._select("SELECT id FROM runs WHERE id >= ? AND id < ? LIMIT 3", name, name + "\U0010ffff")
+        ids = [str(row[0]) for row in rows]
         if name in ids:
             return name
         if not ids or not name:

@@ -7,11 +7,11 @@ import io
 from collections.abc import Sequence
 
 from glassloop.record.format.check_header import replace_surrogates
-from glassloop.record.run import Run
+from glassloop.record.run_record import RunRecord
 from glassloop.record.token import ROW
 
 
-def to_csv(runs: Sequence[Run]) -> str:
+def to_csv(runs: Sequence[RunRecord]) -> str:
     """Returns a table with the tokens of runs. A cell is empty where a number is infinite or missing."""
     written = io.StringIO()
     columns = ("run", "sample", "step", "position", *ROW)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from glassloop.errors import GlassloopError
-from glassloop.record.run import Run
+from glassloop.record.run_record import RunRecord
+from glassloop.record.views.notebook import run_view
 from glassloop.record.views.page import record
 from glassloop.record.views.token_html import facts_line, prompt_text, token_span
 from glassloop.util.html_text import tag, text_html, view
@@ -21,14 +22,16 @@ from glassloop.util.shown import shown
 if TYPE_CHECKING:
     from anywidget import AnyWidget
 
+R = TypeVar("R", bound=RunRecord)
 SCRIPT = Path(__file__).parent / "widget.js"
 _MOST_TOKENS = 4_000  # in a view
 
 
-class LiveRun:
-    """A run that is shown, and the runs that were forked from it by clicks."""
+class LiveRun(Generic[R]):
+    """A run that is shown, and the runs that were forked from it by clicks, with `fork` (`Run.fork`)."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: R, fork: Callable[..., R]) -> None:
+        self._fork = fork
         self.run = run  # the one that is shown: the latest fork
         self.history = [run]  # all that were shown, the first one first
 
@@ -56,21 +59,21 @@ class LiveRun:
         records = {str(at): record(token) for at, token in enumerate(self.run.tokens[:_MOST_TOKENS])}
         return json.dumps(records, separators=(",", ":"), allow_nan=False)
 
-    def fork(self, message: object) -> Run:
+    def fork(self, message: object) -> R:
         """Makes the fork that a click asked for, shows it, and returns it. Raises if the message asks for
         something else than a token at a place of the run."""
-        asked = message.get("fork") if isinstance(message, dict) else None
-        at, token = (asked.get("at"), asked.get("token")) if isinstance(asked, dict) else (None, None)
+        click = message.get("fork") if isinstance(message, dict) else None
+        at, token = (click.get("at"), click.get("token")) if isinstance(click, dict) else (None, None)
         if type(at) is not int or type(token) is not int or not 0 <= at < len(self.run.tokens):
             raise GlassloopError(
-                f"fork is {shown(asked)}; a place from 0 to {len(self.run.tokens) - 1} and a token id are"
+                f"fork is {shown(click)}; a place from 0 to {len(self.run.tokens) - 1} and a token id are"
                 " expected"
             )
-        self.run = self.run.fork(at, token=token)
+        self.run = self._fork(self.run, at, token=token)
         self.history.append(self.run)
         return self.run
 
-    def back(self) -> Run:
+    def back(self) -> R:
         """Shows the run before the latest fork again. The fork stays in the tree."""
         if len(self.history) > 1:
             self.history.pop()
@@ -78,9 +81,9 @@ class LiveRun:
         return self.run
 
 
-def widget(run: Run, on_fork: Callable[[Run], None] | None = None) -> AnyWidget:
+def widget(run: R, fork: Callable[..., R], on_fork: Callable[[R], None] | None = None) -> AnyWidget:
     """Returns a widget that shows a run. Its `run` is the latest fork, `history` has all of them, and
-    `on_fork` is called with each new one."""
+    `on_fork` is called with each new one, which `fork` makes."""
     try:
         import anywidget
         import traitlets
@@ -100,28 +103,28 @@ def widget(run: Run, on_fork: Callable[[Run], None] | None = None) -> AnyWidget:
         busy = traitlets.Bool(False).tag(sync=True)
 
         def __init__(self) -> None:
-            self.live = LiveRun(run)
+            self.live = LiveRun(run, fork)
             super().__init__(html=self.live.html, records=self.live.records)
-            self.on_msg(self._asked)
+            self.on_msg(self._clicked)
 
         @property
-        def run(self) -> Run:
+        def run(self) -> R:
             return self.live.run
 
         @property
-        def history(self) -> list[Run]:
+        def history(self) -> list[R]:
             return self.live.history
 
-        def back(self) -> Run:
+        def back(self) -> R:
             """Shows the run before the latest fork again."""
             self.live.back()
             self._show()
             return self.live.run
 
-        def _asked(self, _: Any, message: object, buffers: Any) -> None:
+        def _clicked(self, _: Any, message: object, buffers: Any) -> None:
             self.error, self.busy = "", True
             try:
-                made = self.live.fork(message)
+                forked = self.live.fork(message)
                 self._show()
             except GlassloopError as error:
                 self.error = str(error)
@@ -129,7 +132,7 @@ def widget(run: Run, on_fork: Callable[[Run], None] | None = None) -> AnyWidget:
             finally:
                 self.busy = False
             if on_fork is not None:
-                on_fork(made)
+                on_fork(forked)
 
         def _show(self) -> None:
             # Records first: the view is drawn when `html` changes.
@@ -137,6 +140,6 @@ def widget(run: Run, on_fork: Callable[[Run], None] | None = None) -> AnyWidget:
             self.html = self.live.html
 
         def _repr_html_(self) -> str:
-            return self.live.run._repr_html_()
+            return run_view(self.live.run)
 
     return RunWidget()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from glassloop.record.run import Run
+from glassloop.record.run_record import RunRecord
+from glassloop.record.run_tree import RunTree
 from glassloop.record.views.token_html import columns, facts_line, prompt_text, text_view, token_table
 from glassloop.util.html_text import Markup, table_html, tag, view
 from glassloop.util.plain_text import PlainTable
 from glassloop.util.shown import cut
 
-if TYPE_CHECKING:
-    from glassloop.record.diff import Diff
-
 _PROMPT = 600  # characters
 
 
-def run_view(run: Run) -> Markup:
+def run_view(run: RunRecord) -> Markup:
     """Returns a run: its text in shades of surprise, and the numbers of each token to unfold."""
-    tree = run.tree()
+    tree = RunTree.of(run)
     return view(
         tag("div", facts_line(run), class_="note"),
         _text(run),
@@ -30,25 +28,25 @@ def run_view(run: Run) -> Markup:
     )
 
 
-def diff_view(told: Diff) -> Markup:
-    """Returns a comparison: the sentence, what differs, and the two texts from where they differ."""
-    rows = [
-        (cause.what, cut(repr(cause.first), 60), cut(repr(cause.second), 60), _DECISIVE[cause.decisive])
-        for cause in told.causes
-    ]
+def comparison_view(
+    sentence: str,
+    causes: Sequence[tuple[str, object, object, str]],
+    runs: Sequence[RunRecord],
+    at: int | None,
+) -> Markup:
+    """Returns a comparison: the sentence, what differs (its name, both values, whether it alone makes the
+    difference), and the texts of the runs from token `at` on, where they differ."""
+    rows = [(what, cut(repr(one), 60), cut(repr(other), 60), alone) for what, one, other, alone in causes]
     table = PlainTable(("differs", "first", "second", "alone makes the difference"), rows)
     return view(
-        tag("p", told.sentence),
+        tag("p", sentence),
         table_html(table) if rows else None,
-        columns([_text(run, told.at) for run in told.runs]) if told.runs else None,
+        columns([_text(run, at) for run in runs]) if runs else None,
         label="A comparison of two runs",
     )
 
 
-_DECISIVE = {True: "yes", False: "no", None: "not tried"}
-
-
-def _text(run: Run, at: int | None = None) -> Markup:
+def _text(run: RunRecord, at: int | None = None) -> Markup:
     """Returns the end of the prompt and the text; from token `at` on in bold."""
     prompt = prompt_text(run)
     if prompt is not None and len(prompt) > _PROMPT:

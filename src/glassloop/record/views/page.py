@@ -18,11 +18,11 @@ from math import exp, isinf, isnan
 from pathlib import Path
 from typing import Any, Protocol
 
-from glassloop.decode.explain import Explanation
-from glassloop.decode.explain_html import explanation_parts
+from glassloop.decode.explanation import Explanation, explanation_parts
 from glassloop.errors import TraceError
 from glassloop.record.messages import text_of
-from glassloop.record.run import Run
+from glassloop.record.run_record import RunRecord
+from glassloop.record.run_tree import RunTree
 from glassloop.record.token import Token
 from glassloop.record.views.token_html import facts_line, prompt_text, token_span
 from glassloop.util.html_text import STYLE, Markup, tag, text_html
@@ -58,11 +58,11 @@ def _check_shown(explanations: object, extras: object) -> None:
 
 
 def page(
-    run: Run,
+    run: RunRecord,
     explanations: Mapping[int, Explanation] | None = None,
     extras: Sequence[Shown] = (),
     tree: bool = True,
-    others: Sequence[Run] | None = None,
+    others: Sequence[RunRecord] | None = None,
 ) -> str:
     """Returns the page of a run. `explanations` are by the place of the token, from 0; `extras` are lenses
     and comparisons, which stand below the text. Without `tree`, only this run is in the page; `others` are
@@ -71,7 +71,7 @@ def page(
     if others is not None:
         runs = [run, *others][:MOST_RUNS]
     else:
-        runs = run.tree().from_run(run)[:MOST_RUNS] if tree else [run]
+        runs = RunTree.of(run).from_run(run)[:MOST_RUNS] if tree else [run]
     records, texts = _Records(), []
     left = MOST_TOKENS
     for number, each in enumerate(runs):
@@ -82,20 +82,20 @@ def page(
     whys = [
         tag(
             "details",
-            tag("summary", f"Why {quoted(told.taken.text)}"),
-            tag("div", *explanation_parts(told, at), class_="scroll", tabindex="0"),
+            tag("summary", f"Why {quoted(explanation.taken.text)}"),
+            tag("div", *explanation_parts(explanation, at), class_="scroll", tabindex="0"),
             id=f"why-{records.key(run, at)}",
         )
-        for at, told in sorted((explanations or {}).items())
+        for at, explanation in sorted((explanations or {}).items())
     ]
     shown = [tag("section", _inside(extra)) for extra in extras]
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
     body = tag(
         "div",
         tag(
             "header",
             tag("h1", run.title),
-            tag("div", f"{facts_line(run)} · {made} · {run.ops}", class_="note"),
+            tag("div", f"{facts_line(run)} · {date} · {run.ops}", class_="note"),
         ),
         tag(
             "main",
@@ -162,7 +162,7 @@ class _Records:
             self._records[key] = record(token)
         return key
 
-    def key(self, run: Run, at: int) -> str | None:
+    def key(self, run: RunRecord, at: int) -> str | None:
         tokens = [*run.tokens, *([run.end] if run.end else [])]
         return self._keys.get(id(tokens[at])) if 0 <= at < len(tokens) else None
 
@@ -204,7 +204,7 @@ def _share(logprob: float) -> float:
     return 0.0 if isnan(logprob) else round(100 * exp(min(logprob, 0.0)), 2)
 
 
-def _text(number: int, run: Run, records: _Records) -> Markup:
+def _text(number: int, run: RunRecord, records: _Records) -> Markup:
     spans = [token_span(token, data_k=records.add(token)) for token in run.tokens]
     end = None
     if run.end is not None:
@@ -218,31 +218,31 @@ def _text(number: int, run: Run, records: _Records) -> Markup:
     )
 
 
-def _line(run: Run) -> str:
-    own = "".join(token.text for token in run.tokens[run.fork_at or 0 :]) + run.tail
+def _line(run: RunRecord) -> str:
+    text = "".join(token.text for token in run.tokens[run.fork_at or 0 :]) + run.tail
     how = f"at {run.fork_at} {run.reason}: " if run.parent else ""
     return (
-        f"{how}{cut(own, _OWN)!r} ({run.id[:8]}, {len(run.tokens)} tokens, {run.finish_reason or 'running'})"
+        f"{how}{cut(text, _OWN)!r} ({run.id[:8]}, {len(run.tokens)} tokens, {run.finish_reason or 'running'})"
     )
 
 
-def _tree(runs: Sequence[Run], shown: int) -> Markup:
+def _tree(runs: Sequence[RunRecord], shown: int) -> Markup:
     numbers = {run.id: number for number, run in enumerate(runs)}
-    below: dict[str | None, list[Run]] = {}
+    below: dict[str | None, list[RunRecord]] = {}
     for run in runs:
         below.setdefault(run.parent if run.parent in numbers else None, []).append(run)
 
-    def item(run: Run, depth: int) -> Markup:
+    def item(run: RunRecord, depth: int) -> Markup:
         number = numbers[run.id]
-        known = {"data_shows": str(number)} if number < shown else {"disabled": ""}
-        button = tag("button", _line(run), type="button", **known)
+        target = {"data_shows": str(number)} if number < shown else {"disabled": ""}
+        button = tag("button", _line(run), type="button", **target)
         forks = below.get(run.id, []) if depth < 50 else []
         return tag("li", button, tag("ul", *(item(fork, depth + 1) for fork in forks)) if forks else None)
 
     return tag("ul", *(item(run, 0) for run in below.get(None, [])), class_="tree")
 
 
-def _conversation(run: Run) -> Markup | None:
+def _conversation(run: RunRecord) -> Markup | None:
     """Returns the messages that the prompt of a run is, if it is a conversation."""
     if run.messages is None:
         return None
@@ -256,8 +256,8 @@ def _conversation(run: Run) -> Markup | None:
 def _inside(extra: Shown) -> Markup:
     """Returns what an object shows of itself, without its own copy of the style and without the attributes
     that repeat it, which the policy of the page forbids."""
-    made = extra._repr_html_().replace(f"<style>{STYLE}</style>", "", 1)
-    return Markup(_STYLE_ATTRIBUTE.sub("", made))
+    markup = extra._repr_html_().replace(f"<style>{STYLE}</style>", "", 1)
+    return Markup(_STYLE_ATTRIBUTE.sub("", markup))
 
 
 @cache

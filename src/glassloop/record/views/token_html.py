@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from glassloop.decode.sampling import Sampling
-from glassloop.record.run import Run
+from glassloop.record.run_record import RunRecord
 from glassloop.record.token import Token
 from glassloop.util.html_text import Markup, bar, head_row, joined, level, shade, tag, text_html
 from glassloop.util.plain_text import number, percent, quoted
@@ -57,7 +57,7 @@ def token_span(token: Token, **attributes: object) -> Markup:
     return tag("span", token.text, class_=" ".join(classes), title=title, **attributes)
 
 
-def token_table(run: Run) -> Markup:
+def token_table(run: RunRecord) -> Markup:
     """Returns one row for each token, with the alternatives that the model found likeliest."""
     titles = ("place", "token", "model", "rank", "entropy", "luck", "alternatives")
     right = ("place", "model", "rank", "entropy", "luck")
@@ -88,14 +88,14 @@ def _alternatives(token: Token) -> str:
     return ", ".join(f"{quoted(other.text)} {percent(other.raw_logprob)}" for other in others)
 
 
-def facts_line(run: Run) -> str:
+def facts_line(run: RunRecord) -> str:
     """Returns in one line what made a run and how it ended."""
     usual, given = Sampling().to_dict(), run.sampling.to_dict()
     changed = [name for name in given if given[name] != usual[name] and name not in _ELSEWHERE]
     options = ", ".join(f"{name} {cut(str(given[name]), 40)}" for name in changed)
     parts = [
         run.model,
-        "" if run.upstream is None else f"computed by {run.upstream.described}",
+        "" if run.origin.is_local else f"computed by {run.origin.described}",
         options,
         f"seed {run.seed}",
         f"{len(run.tokens)} tokens",
@@ -104,7 +104,7 @@ def facts_line(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def prompt_text(run: Run) -> str | None:
+def prompt_text(run: RunRecord) -> str | None:
     """Returns the prompt as it was given, or decoded if the model is attached, or None."""
     if run.messages is not None:
         return run.title

@@ -208,7 +208,7 @@ class _Completion(Choices):
         """Returns the log-probabilities of a prompt's tokens. The first has none: nothing comes before it."""
         llm, first, offsets = self.service.llm, run.prompt_ids[0], _Offsets(0)
         piece, has_bytes = llm.piece(first), first < llm.tokenizer.vocab_size
-        if run.upstream is not None:  # the first token is what the others do not cover
+        if not run.origin.is_local:  # the first token is what the others do not cover
             piece = (run.prompt or "").removesuffix("".join([token.piece for token in run.prompt_tokens]))
         offsets.add(llm.tokenizer.token_bytes(first) if has_bytes else piece.encode())
         rest = self._logprobs(run.prompt_tokens, offsets)

@@ -15,8 +15,8 @@ from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.protocol import Engine
 from glassloop.engine.request import Request
 from glassloop.record.passes import PassRecord
-from glassloop.record.run import Run
-from glassloop.record.token import TakenBack, Token
+from glassloop.record.run import Run, TakenBack
+from glassloop.record.token import Token
 from glassloop.search.running import Running
 from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
@@ -278,7 +278,7 @@ def check_paused(state: RunState) -> None:
         reason = state.run.finish_reason
         ended = f" (it ended by {reason})" if reason else ""
         instead = "Fork it at its end instead"
-        if state.run.diffusion is not None:
+        if not state.run.origin.in_order:
             instead = "This one was written by diffusion: send its text as a prompt instead"
         message = (
             f"run {state.run.id} is {state.status}{ended}; only a run that was stopped or paused can be"

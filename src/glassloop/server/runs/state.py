@@ -74,7 +74,7 @@ class RunState:
             return "waiting" if self.request.started is None else "running"
         if self.is_elsewhere:
             return ELSEWHERE
-        can_continue = self.run.sampling.beam_width == 1 and self.run.diffusion is None
+        can_continue = self.run.sampling.beam_width == 1 and self.run.origin.in_order
         return status_of(self.run.finish_reason, can_continue)
 
 

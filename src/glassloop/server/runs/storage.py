@@ -104,7 +104,8 @@ class RunStorage:
         is what remains of it."""
         begun = copy(state.run)
         begun.tokens, begun.tail, begun.end = state.run.tokens[: state.sent], "", None
-        begun.prompt_tokens, begun.finish_reason, begun.samples, begun.passes = [], None, [], []
+        begun.prompt_tokens, begun.finish_reason, begun.samples = [], None, []
+        begun.origin = state.run.origin.begun()
         state.written = state.sent
         self._put(begun, state)
 
@@ -116,7 +117,7 @@ class RunStorage:
     def progress(self, states: Iterable[RunState]) -> None:
         """Writes what runs that are being computed have by now. It is done about every second, and less often
         where it takes long: many long runs must not keep the store's thread from its other work."""
-        grown = [state for state in states if state.sent > state.written and state.run.diffusion is None]
+        grown = [state for state in states if state.sent > state.written and state.run.origin.in_order]
         began, self._next_progress = time.monotonic(), inf
         for state in grown:
             self.begin(state)

@@ -82,9 +82,9 @@ class Explainer:
     ) -> ExplanationShape:
         """Returns the explanation of a token. `number` is that of a pass, in a text that was written by
         diffusion, `shown` how many candidates are listed."""
-        if number is not None and (run.diffusion is None or of == "prompt"):
+        if number is not None and (run.origin.in_order or of == "prompt"):
             raise APIError(400, "pass is given; a place that was filled by passes is expected", param="pass")
-        if overrides and run.upstream is None:  # held to the server's limits
+        if overrides and run.origin.is_local:  # held to the server's limits
             before = run.drawn_with(index if of == "answer" else 0).sampling.to_dict()
             options = merge_options(before, {"n": 1, "beam_width": 1, **overrides})
             make_sampling(options, self._service.settings)
@@ -111,10 +111,10 @@ class Explainer:
         """Returns the token that the run has at this place, if there is one."""
         if of == "prompt":
             id, llm = run.prompt_ids[index], self._service.llm
-            piece = llm.piece(id) if run.upstream is None else run.prompt_tokens[index - 1].piece
+            piece = llm.piece(id) if run.origin.is_local else run.prompt_tokens[index - 1].piece
             return Actual(id=id, text=piece, source="prompt")
         token = token_at(run, index)
-        if run.diffusion is not None and index > len(run.tokens):
+        if not run.origin.in_order and index > len(run.tokens):
             token = None  # it was filled in a block that the run does not have, or behind its end
         return None if token is None else Actual(id=token.id, text=token.piece, source=token.source)
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from glassloop.record.messages import NO_TEXT, title_of_ids, title_of_text
 from glassloop.record.node import root_of
-from glassloop.record.run import Drafts, Timings
+from glassloop.record.run_parts import Drafts, Timings
 from glassloop.record.store.entry import BRIEF_TEXT, KeptRun
 from glassloop.server.http.streaming import api_answer
 from glassloop.server.runs.state import ELSEWHERE, RunState, status_of

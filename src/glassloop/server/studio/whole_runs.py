@@ -103,7 +103,7 @@ def whole_run(service: Service, state: RunState, alternatives: int, first: int =
 def _prompt_tokens(service: Service, run: Run) -> Iterable[PromptToken]:
     """Returns the tokens of a prompt. Of another engine's only those that it reported are known, or else the
     prompt as one piece."""
-    if run.upstream is None:
+    if run.origin.is_local:
         return (prompt_token(service, id) for id in run.prompt_ids)
     rest = "".join([token.piece for token in run.prompt_tokens])
     first = (run.prompt or "").removesuffix(rest)

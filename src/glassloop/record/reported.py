@@ -5,28 +5,28 @@ that it does not.
 from __future__ import annotations
 
 from math import exp, isnan, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from glassloop.decode.explain import Explanation, Racer
+from glassloop.decode.explanation import Explanation, Racer
 from glassloop.errors import TraceError
+from glassloop.record.origin import OtherEngine
+from glassloop.record.run_record import NoSuchToken, RunRecord
+from glassloop.record.token import Token
 from glassloop.util.check import check_count, check_one_of
 from glassloop.util.plain_text import percent, quoted
-
-if TYPE_CHECKING:
-    from glassloop.record.run import Run, Upstream
-    from glassloop.record.token import Token
 
 _UNKNOWN = "Its stages, its luck and the tokens that it did not name are not known here."
 # Arguments of `explain_token` that ask for nothing else than what is recorded.
 _IGNORED = ("of", "luck", "shown", "deadline", "logits")
 
 
-def explain_told(
-    run: Run, at: int, *, of: str = "answer", luck: str = "same", shown: int = 10, **overrides: Any
+def explain_reported(
+    run: RunRecord, at: int, *, of: str = "answer", luck: str = "same", shown: int = 10, **overrides: Any
 ) -> Explanation:
     """Returns what the record of a run that another engine computed tells about a token. A what-if needs the
     model, so it is refused."""
-    assert run.upstream is not None
+    engine = run.upstream
+    assert engine is not None
     check_one_of("luck", luck, ("same", "new"), TraceError)
     check_count("shown", shown, 0, 1 << 31)
     asked = [name for name in overrides if name not in _IGNORED]
@@ -34,7 +34,7 @@ def explain_told(
         what = asked[0] if asked else "luck"
         raise TraceError.about(
             what,
-            f"is given, which asks what would have come; {run.upstream.described} computed this run, and only"
+            f"is given, which asks what would have come; {engine.described} computed this run, and only"
             " its record is known here",
         )
     token = _token(run, at, of)
@@ -56,15 +56,13 @@ def explain_told(
         taken,
         "prompt" if of == "prompt" else token.source,
         None,
-        _sentence(run.upstream, token, taken, others, of),
-        upstream=run.upstream.described,
+        _sentence(engine, token, taken, others, of),
+        upstream=engine.described,
     )
 
 
-def _token(run: Run, at: int, of: str) -> Token:
+def _token(run: RunRecord, at: int, of: str) -> Token:
     """Returns the record of a token; raises if there is none."""
-    from glassloop.record.run import NoSuchToken
-
     check_one_of("of", of, ("answer", "prompt"), TraceError)
     if of == "prompt":
         # The first token of a prompt has no record, as nothing comes before it.
@@ -81,8 +79,8 @@ def _racer(id: int, text: str, logprob: float, rank: int = 0) -> Racer:
     return Racer(id, text, rank, logprob, nan, None, None, nan, None, None)
 
 
-def _sentence(upstream: Upstream, token: Token, taken: Racer, others: list[Racer], of: str) -> str:
-    source = upstream.described
+def _sentence(engine: OtherEngine, token: Token, taken: Racer, others: list[Racer], of: str) -> str:
+    source = engine.described
     name = quoted(taken.text)
     if token.source == "forced":
         came = f"You forced {name}"
