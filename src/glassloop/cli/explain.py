@@ -152,7 +152,7 @@ takes_sampling(explain, prefix="What if", unset=True)
 
 def _prompt_pieces(llm: LLM | None, server: RemoteServer | None, run: Run) -> list[str]:
     """Returns the text of each token of the prompt, from the model here or from the server."""
-    from glassloop.engine.replay import check_run
+    from glassloop.engine.compatibility import check_run
 
     if llm is None:
         return [] if server is None else server.prompt_pieces(run)

@@ -113,6 +113,11 @@ class Board:
                 if (report := self._reports.get(name)) is not None and (needs is None or report.has(needs))
             ]
 
+    def usable_reports(self) -> list[Report]:
+        """Returns the reports of the replicas that answer."""
+        with self._lock:
+            return [self._reports[name] for name in self.usable()]
+
     def begin(self, key: str, branches: int = 1) -> None:
         """Notes a call that is about to be sent. It counts as load of a replica until `end`: of the one that
         `rank` puts first, from that moment on, and of the one that `place` names."""

@@ -131,11 +131,11 @@ def write_run(
 ) -> Written:
     """Writes one run with the engine of a replica. The ingress counts the time: `deadline` only tells that it
     has given up."""
-    run = llm.new_run(
+    run = llm.requests.new_run(
         prompt_ids, known.sampling, known.seed, salt=known.salt, prompt=None, sample=known.sample
     )
     run.samples = [run]
-    plain = Request(prompt_ids, sampling, [run], built=llm.build(sampling))
+    plain = Request(prompt_ids, sampling, [run], built=llm.requests.build(sampling))
     request = by_diffusion(llm, plain, options)
     if request.mask.sha256 != sha256:
         raise GlassloopError("the replica has another adapter for masked rows than the request began with")

@@ -189,7 +189,7 @@ class Replica:
         prompt = list(job.prompt_ids)
         runs: list[Run] = []
         for each in job.runs:
-            run = llm.new_run(
+            run = llm.requests.new_run(
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
             run.id = each.id or run.id
@@ -204,7 +204,7 @@ class Replica:
                 run.prompt_tokens = [self._known(id) for id in prompt[1:]]
             run.samples = runs
             runs.append(run)
-        built = llm.build(job.sampling)
+        built = llm.requests.build(job.sampling)
         drafts = job.drafts and llm.drafts
         request = Request(
             prompt,

@@ -159,12 +159,12 @@ def _engine(name: str, options: EngineOptions, app: AppOptions) -> Any:
 def engine_of(handle: Any, application: str, options: EngineOptions, app: AppOptions) -> Any:
     """Returns an engine that reaches replicas by a handle of Ray Serve, once one of them has reported."""
     from glassloop.cluster.board import board_of
-    from glassloop.cluster.engine import ClusterEngine
+    from glassloop.cluster.engine import ClusterModel
     from glassloop.cluster.serve_transport import ServeTransport
 
     if not handle.is_initialized:
         handle._init()  # makes the router, without which no replica is known
-    engine = ClusterEngine(
+    engine = ClusterModel(
         ServeTransport(handle),
         board_of(application, deployment_name(options.model)),
         options.model,

@@ -34,7 +34,7 @@ _KEPT = 1000  # hand-overs that are remembered
 
 
 class ReplicaStreams:
-    """The open streams of an ingress, which replicas know as `session`. `ClusterEngine` describes `stall` and
+    """The open streams of an ingress, which replicas know as `session`. `ClusterModel` describes `stall` and
     `patience`."""
 
     def __init__(

@@ -22,8 +22,7 @@ from glassloop.diffuse.filling import Filling, check_stages_can_fill
 from glassloop.diffuse.rows import MaskedRows
 from glassloop.engine.branch import Branch, BranchText
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.follow import Submitter, raise_error
-from glassloop.engine.generation import complete
+from glassloop.engine.follow import complete, raise_error
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
 from glassloop.engine.tasks.checks import check_rows
@@ -37,7 +36,8 @@ from glassloop.record.token import Pieces, Token
 from glassloop.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.language_model import LanguageModel
+    from glassloop.engine.local import LocalModel
     from glassloop.engine.loop import Loop
     from glassloop.engine.protocol import Engine
 
@@ -237,7 +237,7 @@ class DiffusionWriter:
 
 
 def by_diffusion(
-    llm: Engine, request: Request, diffusion: Diffusion | Mapping[str, Any] | int | None = None
+    llm: LanguageModel, request: Request, diffusion: Diffusion | Mapping[str, Any] | int | None = None
 ) -> DiffusionRequest:
     """Returns a prepared request as one whose runs are written by diffusion. Raises if the model has no masks
     or the options cannot be combined."""
@@ -254,7 +254,7 @@ def by_diffusion(
 
 
 def diffuse(
-    llm: LocalEngine,
+    llm: LocalModel,
     prompt: Prompt,
     sampling: Sampling,
     diffusion: Diffusion | Mapping[str, Any] | int | None = None,
@@ -270,7 +270,7 @@ def diffuse(
     return finish(llm, request)
 
 
-def finish(llm: LocalEngine, request: DiffusionRequest) -> Run:
+def finish(llm: LocalModel, request: DiffusionRequest) -> Run:
     """Computes a request to its end. Returns its first run; raises its error, and when the deadline has
     ended it."""
     complete(llm.engine, [request], progress=False)
@@ -281,7 +281,7 @@ def finish(llm: LocalEngine, request: DiffusionRequest) -> Run:
     return request.runs[0]
 
 
-def follow_passes(engine: Submitter, request: DiffusionRequest) -> Iterator[tuple[Run, PassRecord]]:
+def follow_passes(engine: Engine, request: DiffusionRequest) -> Iterator[tuple[Run, PassRecord]]:
     """Yields the passes of a request as they happen. Leaving the iteration early cancels the request."""
     engine.check_may_wait()
     queue: SimpleQueue[tuple[Run, PassRecord | None]] = SimpleQueue()

@@ -16,7 +16,7 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.protocol import Engine
+from glassloop.engine.language_model import LanguageModel
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
 from glassloop.errors import GlassloopError, LengthError, ModelError
@@ -69,7 +69,7 @@ def is_constrained(body: Body) -> bool:
 
 class Service:
     def __init__(
-        self, llm: Engine, settings: ServerSettings, log: Log, storage: RunStorage | None = None
+        self, llm: LanguageModel, settings: ServerSettings, log: Log, storage: RunStorage | None = None
     ) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not tell paths of this machine

@@ -18,7 +18,8 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
-from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Statistics
+from glassloop.engine.language_model import LanguageModel
+from glassloop.engine.protocol import UNKNOWN_CONTEXT, Statistics
 from glassloop.model.config import ModelConfig
 from glassloop.server.errors import ERRORS, APIError, shutting_down
 from glassloop.server.service import Service
@@ -230,11 +231,11 @@ def _sizes(config: ModelConfig, replicas: Sequence[Statistics]) -> dict[str, Any
     }
 
 
-def _not_ready(llm: Engine) -> APIError:
+def _not_ready(llm: LanguageModel) -> APIError:
     return APIError(503, llm.problem or "the engine is not ready", code="not_ready")
 
 
-def _load(llm: Engine) -> dict[str, int]:
+def _load(llm: LanguageModel) -> dict[str, int]:
     """Returns how many requests wait, and how many branches are computed, in all replicas."""
     replicas = llm.statistics()
     return {
