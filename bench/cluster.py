@@ -27,7 +27,7 @@ from bench.machine import describe
 from bench.statistics import ratio
 from glassloop import LLM, Run, Sampling
 from glassloop.cluster.board import Board
-from glassloop.cluster.engine import ClusterModel
+from glassloop.cluster.cluster_model import ClusterModel
 from glassloop.cluster.messages import Route
 from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 from glassloop.cluster.start import engines

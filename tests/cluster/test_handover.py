@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from glassloop import LLM, Sampling
-from glassloop.cluster.engine import ClusterModel
+from glassloop.cluster.cluster_model import ClusterModel
 from glassloop.cluster.messages import Job, RunSoFar
 from glassloop.cluster.replica import Replica
 from glassloop.engine.protocol import Unavailable

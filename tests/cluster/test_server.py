@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from waiting import wait_until
 
 from glassloop import LLM, Sampling
-from glassloop.cluster.engine import ClusterModel
+from glassloop.cluster.cluster_model import ClusterModel
 from glassloop.record.format.glass_file import from_bytes
 from glassloop.server.app import make_app
 from glassloop.server.many_models import ManyModels

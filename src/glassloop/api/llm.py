@@ -276,7 +276,7 @@ class LLM(LocalModel):
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
-        from glassloop.api.questions import explain
+        from glassloop.api.run_questions import explain
 
         return explain(self, run, at, deadline, **overrides)
 
@@ -284,7 +284,7 @@ class LLM(LocalModel):
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> ReplayVerdict:
         """Computes a recorded run once more, from the token `first` on, and compares every number."""
-        from glassloop.api.questions import replay
+        from glassloop.api.run_questions import replay
 
         return replay(self, run, first, strict, deadline)
 

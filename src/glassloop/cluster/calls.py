@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from glassloop.cluster.board import Board
-from glassloop.cluster.messages import Gone, Question
-from glassloop.cluster.transport import Transport
+from glassloop.cluster.messages import Gone, Question, Transport
 from glassloop.engine.protocol import Unavailable
 
 _RETRY = 0.5  # seconds before a question is asked again

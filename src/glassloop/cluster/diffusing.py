@@ -10,10 +10,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from glassloop.cluster.calls import Calls
-from glassloop.cluster.delivery import Delivery, held_back, set_facts
 from glassloop.cluster.messages import End, Facts, Needs, Question, Route, RunSoFar, TokenData
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.session import end_of, facts_of
+from glassloop.cluster.stream import Delivery, held_back, set_facts
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending

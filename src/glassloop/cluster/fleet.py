@@ -20,11 +20,10 @@ from typing import Any, TypeVar
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import Calls, OnEvent
 from glassloop.cluster.channels import Channels
-from glassloop.cluster.delivery import Delivery
 from glassloop.cluster.diffusing import Diffusing
-from glassloop.cluster.messages import Bulletin, Identity, Needs, Question
+from glassloop.cluster.messages import Bulletin, Identity, Needs, Question, Transport
+from glassloop.cluster.stream import Delivery
 from glassloop.cluster.streams import ReplicaStreams
-from glassloop.cluster.transport import Transport
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.protocol import Handover, Statistics, Unavailable
 from glassloop.engine.request import Request

@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 from glassloop.api.llm import LLM
-from glassloop.cluster.delivery import made_token
 from glassloop.cluster.messages import (
     Bulletin,
     Identity,
@@ -28,6 +27,7 @@ from glassloop.cluster.messages import (
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.prefixes import summary
 from glassloop.cluster.session import Session
+from glassloop.cluster.stream import made_token
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.owner import owned_by

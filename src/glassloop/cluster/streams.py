@@ -18,10 +18,8 @@ from time import perf_counter
 
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import MOST_DEATHS
-from glassloop.cluster.delivery import Delivery, held_back
-from glassloop.cluster.messages import Gone, Job, Needs, News
-from glassloop.cluster.stream import Stream
-from glassloop.cluster.transport import Transport
+from glassloop.cluster.messages import Gone, Job, Needs, News, Transport
+from glassloop.cluster.stream import Delivery, Stream, held_back
 from glassloop.decode.stop import Ending
 from glassloop.engine.loop import computes
 from glassloop.engine.protocol import Handover, Unavailable

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from glassloop.api.llm import LLM
 from glassloop.cluster.board import Board
 from glassloop.cluster.fleet import PATIENCE, STALL, Fleet
-from glassloop.cluster.messages import Identity, Needs, Question, Route
+from glassloop.cluster.messages import Identity, Needs, Question, Route, Transport
 from glassloop.cluster.pickling import dumps, loads
-from glassloop.cluster.transport import Transport
 from glassloop.decode.defaults import default_sampling, with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
