@@ -19,8 +19,8 @@ from glassloop.errors import GlassloopError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from glassloop.cli.kept import AnyEngine
     from glassloop.diffuse.frames import Frame, FrameCell
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
@@ -77,7 +77,7 @@ def _value(text: str) -> int | float | str | None:
 
 
 def print_diffused(
-    llm: AnyEngine, request: Request, json_output: bool, trace: Path | None, store: bool
+    llm: LanguageModel, request: Request, json_output: bool, trace: Path | None, store: bool
 ) -> None:
     """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end. What there is
     when Ctrl-C interrupts it is printed and kept."""

@@ -34,7 +34,7 @@ from glassloop.cli.terminal import Color, print_json, print_notes, set_color, vi
 from glassloop.errors import GlassloopError, TextError
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.record.run import Run
 
 _WHERE = "Where to fork"
@@ -128,7 +128,7 @@ def fork(
             made = there.fork(run, place, names, text, given(options))
         _print_remote(made, there.url, json_output, trace, show)
         return
-    llm: AnyEngine
+    llm: LanguageModel
     if upstream is None:
         llm = load(model or model_of(name, run), ops, kv_memory=kv_memory, draft=drafter(draft))
     else:

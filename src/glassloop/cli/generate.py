@@ -40,7 +40,7 @@ from glassloop.errors import GlassloopError
 from glassloop.util.plain_text import known
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
@@ -127,7 +127,7 @@ def generate(
     text = read_text(prompt or "")
     if prompt != "-":
         note_name(text)
-    llm: AnyEngine
+    llm: LanguageModel
     if upstream is None:
         llm = load(model, ops, kv_memory, drafter(draft), model_defaults, holes)
     else:
@@ -148,7 +148,12 @@ takes_sampling(generate)
 
 
 def print_runs(
-    llm: AnyEngine, request: Request, json_output: bool, trace: Path | None, show: Show | None, store: bool
+    llm: LanguageModel,
+    request: Request,
+    json_output: bool,
+    trace: Path | None,
+    show: Show | None,
+    store: bool,
 ) -> None:
     """Computes a request, prints its text while it is generated (several samples when all have ended), and
     keeps its runs."""
@@ -181,7 +186,7 @@ def print_runs(
         raise typer.Exit(130)
 
 
-def _finish(llm: AnyEngine, runs: list[Run], painter: Painter) -> None:
+def _finish(llm: LanguageModel, runs: list[Run], painter: Painter) -> None:
     """Ends the text of a single run, or prints several; then, on a terminal, the tree of a beam search."""
     for run in runs:
         if len(runs) > 1:
@@ -198,7 +203,7 @@ def _finish(llm: AnyEngine, runs: list[Run], painter: Painter) -> None:
         print_beams(runs[0], llm.piece)
 
 
-def statistics(llm: AnyEngine, run: Run, kept: bool) -> str:
+def statistics(llm: LanguageModel, run: Run, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
     continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.can_chat
     parts = [

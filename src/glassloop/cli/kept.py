@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from glassloop.api.llm import LLM
     from glassloop.cli.remote import RemoteServer
     from glassloop.decode.sampling import Sampling
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.record.run import Run
     from glassloop.text.tokenizer import Tokenizer
     from glassloop.upstream import UpstreamEngine
 
-    AnyEngine = LLM | UpstreamEngine
 
 NAME_HELP = (
     "A .glass file, or a run in the store: its id, the beginning of it, the id of a server's answer"
@@ -265,14 +265,14 @@ def load_upstream(url: str, model: str | None, key_variable: str, **given: objec
         return UpstreamEngine(url, None if model == DEFAULT_MODEL else model, key=key)
 
 
-def chat_messages(llm: AnyEngine, text: str, system: str | None) -> list[dict[str, str]]:
+def chat_messages(llm: LanguageModel, text: str, system: str | None) -> list[dict[str, str]]:
     """Returns a conversation of one message, with a system message before it if there is one."""
     check_chat(llm)
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
 
 
-def check_chat(llm: AnyEngine) -> None:
+def check_chat(llm: LanguageModel) -> None:
     """Raises if a model has no chat template."""
     from glassloop.errors import TextError
 

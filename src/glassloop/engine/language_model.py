@@ -87,6 +87,11 @@ class LanguageModel(ABC):
         """The op set that computes the requests, with its instruction set if it has several."""
 
     @property
+    def ops(self) -> str:
+        """The name of the op set."""
+        return self.op_set.split()[0]
+
+    @property
     @abstractmethod
     def model_hash(self) -> str:
         """The SHA-256 that identifies the model."""

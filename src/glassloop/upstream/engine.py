@@ -57,8 +57,6 @@ class UpstreamEngine(LanguageModel):
     default the environment variable GLASSLOOP_UPSTREAM_KEY; it is never recorded or logged.
     """
 
-    ops = _OP_SET
-
     engine: UpstreamStreams
 
     def __init__(

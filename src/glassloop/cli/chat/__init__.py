@@ -27,7 +27,7 @@ from glassloop.cli.show import Painter
 from glassloop.cli.terminal import Color, set_color
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
 
 _MOST_TOKENS = 1024  # of an answer, by default
 
@@ -65,7 +65,7 @@ def chat(
     asked = {"max_tokens": _MOST_TOKENS, **given(options)}
     Conversation.check(Sampling.from_dict(asked))  # errors in the options come before the model is loaded
     history = default_path().parent / "chat_history" if store else None
-    engine: AnyEngine
+    engine: LanguageModel
     if upstream is None:
         engine = load(model, ops, model_defaults=model_defaults)
     else:

@@ -26,8 +26,8 @@ from glassloop.cli.options import (
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
     from glassloop.decode.diffusion import Diffusion
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.record.run import Run
 
 _ALTERNATIVES = 10  # recorded with each token of a new run, by default
@@ -81,7 +81,7 @@ def watch(
     if diffusion or (run is not None and run.diffusion is not None):
         _watch_passes(what, run, model, model_defaults, filling, holes, asked, store)
         return
-    engine: AnyEngine
+    engine: LanguageModel
     if upstream is None:
         engine = load(
             model or (model_of(what or "last", run) if run else DEFAULT_MODEL), model_defaults=model_defaults
