@@ -210,8 +210,10 @@ class LLM(LocalModel):
         options, others = split_options(options)
         for name in others:
             if not self.requests.has_variable(name):
-                known = hint(name, [field.name for field in fields(Sampling)], "options")
-                problem = f"is neither an option nor a variable of the chat template of {self.name}; {known}"
+                closest = hint(name, [field.name for field in fields(Sampling)], "options")
+                problem = (
+                    f"is neither an option nor a variable of the chat template of {self.name}; {closest}"
+                )
                 raise SamplingError.about(name, problem)
         chosen = resolve(sampling, options, self.default_sampling)
         values = {**template_values(template), **others}

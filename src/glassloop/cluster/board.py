@@ -89,11 +89,11 @@ class Board:
         self.on_change()
 
     def report(self, name: str, report: Report) -> None:
-        told = report.statistics
+        load = report.statistics
         with self._lock:
             self._reports[name] = report
             # The report may be older than the end of a call, which is told at once.
-            self._others[name] = max(0, told.waiting + told.running - self._most_load[name])
+            self._others[name] = max(0, load.waiting + load.running - self._most_load[name])
             self._most_load[name] = self._load[name]
             self._placed[name] = 0
 

@@ -55,13 +55,13 @@ class Calls:
 
     async def ask(self, question: Question, on_event: OnEvent | None = None) -> bytes:
         """Returns the answer of some replica. Raises `Unavailable` if none can be reached."""
-        told = deaths = 0
+        delivered = deaths = 0  # events, replicas
         since = time.monotonic()
 
         def tell(number: int, event: bytes) -> None:
-            nonlocal told
-            if number >= told and on_event is not None:
-                told += 1
+            nonlocal delivered
+            if number >= delivered and on_event is not None:
+                delivered += 1
                 on_event(event)
 
         while True:

@@ -86,8 +86,8 @@ class ClusterModel(LanguageModel):
         until = time.monotonic() + seconds
         while len(self._board.usable()) < replicas:
             if time.monotonic() > until:
-                found = len(self._board.usable())
-                raise Unavailable(f"after {seconds:g} s {found} of {replicas} replicas have reported")
+                count = len(self._board.usable())
+                raise Unavailable(f"after {seconds:g} s {count} of {replicas} replicas have reported")
             time.sleep(0.02)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────────
@@ -102,11 +102,11 @@ class ClusterModel(LanguageModel):
 
     @property
     def adapters(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        adapters: dict[str, str] = {}
         for report in reversed(self._board.usable_reports()):
             if report.identity == self.engine.identity:
-                found.update(report.adapters)
-        return found
+                adapters.update(report.adapters)
+        return adapters
 
     @property
     def mask(self) -> Mask:
@@ -134,12 +134,12 @@ class ClusterModel(LanguageModel):
         self.check_may_wait()
         call = dumps((_forget, (run,), {}))
         owner, realm = current_owner(), current_realm()
-        asked = [
+        answers = [
             self.engine.ask(Question(call, _FORGET_SECONDS, owner=owner, realm=realm, route=Route(only=name)))
             for name in self._board.usable()
         ]
         until = time.monotonic() + _FORGET_SECONDS
-        for answer in asked:
+        for answer in answers:
             try:
                 answer.result(max(0.0, until - time.monotonic()))
             except (NotYet, Unavailable):
@@ -163,8 +163,8 @@ class ClusterModel(LanguageModel):
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> ReplayVerdict:
-        found = self._ask(LLM.replay, (run,), {"first": first, "strict": strict}, deadline, is_long=True)
-        return cast("ReplayVerdict", found)
+        verdict = self._ask(LLM.replay, (run,), {"first": first, "strict": strict}, deadline, is_long=True)
+        return cast("ReplayVerdict", verdict)
 
     @property
     def lens(self) -> _Lenses:
@@ -228,9 +228,9 @@ class ClusterModel(LanguageModel):
                 names.append(value.adapter)
             elif isinstance(value, list) and not ids and all(type(each) is int for each in value):
                 ids = tuple(value)
-        known = self.adapters
+        loaded = self.adapters
         # An adapter that no replica has is for the function to refuse.
-        adapter = next(((name, known[name]) for name in names if name in known), None)
+        adapter = next(((name, loaded[name]) for name in names if name in loaded), None)
         return Route(ids, needs=Needs(self.engine.identity, adapter), realm=current_realm())
 
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
@@ -241,11 +241,11 @@ class ClusterModel(LanguageModel):
 
     @property
     def problem(self) -> str | None:
-        known, usable = self._board.replicas, self._board.usable()
+        replicas, usable = self._board.replicas, self._board.usable()
         if not usable:
             return "no replica answers"
-        silent = len(known) - len(usable)
-        return f"{silent} of {len(known)} replicas do not answer" if silent else None
+        silent = len(replicas) - len(usable)
+        return f"{silent} of {len(replicas)} replicas do not answer" if silent else None
 
     def handovers(self) -> list[Handover]:
         return self.engine.handovers()

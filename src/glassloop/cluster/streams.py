@@ -112,10 +112,12 @@ class ReplicaStreams:
         if stream.moved is not None:
             source, reason, when = stream.moved
             stream.moved = None
-            told = sum(len(run.tokens) for run in stream.runs)
+            tokens = sum(len(run.tokens) for run in stream.runs)
             seconds = time.monotonic() - when
             first, owner = stream.runs[0].id, stream.request.owner
-            self.handovers.append(Handover(time.time(), first, told, source, replica, reason, seconds, owner))
+            self.handovers.append(
+                Handover(time.time(), first, tokens, source, replica, reason, seconds, owner)
+            )
             for run in stream.runs:
                 run.moves.append(Move(len(run.tokens), source, replica, reason))
 
@@ -302,14 +304,14 @@ class ReplicaStreams:
     def cancel_run(self, request: Request, run: Run) -> None:
         """Ends one run of a request as cancelled."""
         for stream in list(self._of_request.get(request, ())):
-            place = next((at for at, own in enumerate(stream.runs) if computes(own, run)), None)
+            place = next((at for at, each in enumerate(stream.runs) if computes(each, run)), None)
             if place is None or stream.runs[place] not in stream.open_runs:
                 continue
             run = stream.runs[place]
             if stream.replica is not None:
-                told = asyncio.create_task(self._cancel_there(stream.replica, stream.key, place))
-                self._telling.add(told)
-                told.add_done_callback(self._telling.discard)
+                telling = asyncio.create_task(self._cancel_there(stream.replica, stream.key, place))
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
             run.tail = held_back(request, run)
             run.finish_reason, run.stop_reason = CANCELLED
             stream.over.add(run)

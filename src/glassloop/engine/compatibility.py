@@ -21,9 +21,9 @@ def check_run(llm: ComputedModel, run: Run) -> None:
         loaded = llm.adapters.get(name)
         if loaded != hash:
             has = "has no adapter of this name" if loaded is None else f"has {name} ({_short(loaded)})"
-            made = f"made with the adapter {printable(name)} ({_short(hash)})"
+            adapter = f"made with the adapter {printable(name)} ({_short(hash)})"
             load = f"pass --adapter {printable(name)}=PATH (in Python: llm.load_adapter)"
-            raise TraceError.about("run", f"{run.id} was {made}, and {llm.name} {has}: {load}")
+            raise TraceError.about("run", f"{run.id} was {adapter}, and {llm.name} {has}: {load}")
     check_ids(llm, run)
 
 

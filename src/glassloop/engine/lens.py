@@ -50,13 +50,13 @@ class Lenses:
         place, from 0 (from the end if negative), or by its text: then the last such one is meant."""
         check_deadline(deadline)
         llm, (ids, at) = self._llm, self._place(text, token)
-        seen, count = ids[: at + 1], len(llm.config.layers)
-        each = max(1, _KEYS // len(seen))
+        context, count = ids[: at + 1], len(llm.config.layers)
+        each = max(1, _KEYS // len(context))
         parts, adapter = [], self._adapter(text, at)
         for first in range(0, count, each):
             compute = partial(self._lens.attention, layers=range(first, min(first + each, count)))
-            parts.append(computed_after(llm.engine, seen, at, compute, deadline, adapter))
-        return AttentionWeights(llm.name, llm.op_set, at, self._pieces(seen), np.concatenate(parts))
+            parts.append(computed_after(llm.engine, context, at, compute, deadline, adapter))
+        return AttentionWeights(llm.name, llm.op_set, at, self._pieces(context), np.concatenate(parts))
 
     def layers(
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
@@ -68,8 +68,8 @@ class Lenses:
         ops = llm.transformer.ops.rows
         compute, adapter = self._lens.layers, self._adapter(text, at)
         logits: Float32 = computed_after(llm.engine, ids[: at + 1], at, compute, deadline, adapter)
-        given = at + 1 < len(ids)
-        follows = ids[at + 1] if given else int(ops.highest(logits[-1], 1)[0][0])
+        is_given = at + 1 < len(ids)
+        follows = ids[at + 1] if is_given else int(ops.highest(logits[-1], 1)[0][0])
         layers = []
         for layer, row in enumerate(logits):
             summary = ops.summarize(row, count)
@@ -81,7 +81,7 @@ class Lenses:
             said = LayerPrediction(layer, tuple(top), summary.entropy, ops.rank_of(row, follows) + 1, logprob)
             layers.append(said)
         pieces, (last,) = self._pieces(ids[: at + 1]), self._pieces([follows])
-        return Layers(llm.name, llm.op_set, at, pieces, last, given, tuple(layers))
+        return Layers(llm.name, llm.op_set, at, pieces, last, is_given, tuple(layers))
 
     def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
         """Returns the tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""
@@ -99,11 +99,11 @@ class Lenses:
         cosines = np.concatenate([units @ mean for units in self._units(range(size), deadline)])
         cosines[ids] = -np.inf
         best, values = llm.transformer.ops.rows.highest(cosines, min(count, size - len(set(ids))))
-        found = [
+        nearest = [
             Neighbour(int(id), llm.piece(int(id)), float(value))
             for id, value in zip(best, values, strict=True)
         ]
-        return Neighbours(llm.name, llm.op_set, self._pieces(ids), tuple(found))
+        return Neighbours(llm.name, llm.op_set, self._pieces(ids), tuple(nearest))
 
     def neighbours_in(
         self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None

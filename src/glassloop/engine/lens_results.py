@@ -43,8 +43,8 @@ class AttentionWeights:
     @property
     def mean(self) -> Float32:
         """The mean weight over all heads of all layers. [tokens]"""
-        found: Float32 = self.weights.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-        return found
+        mean: Float32 = self.weights.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+        return mean
 
     @property
     def elsewhere(self) -> Float32:
@@ -183,8 +183,8 @@ class LensReader(Protocol):
     ) -> Neighbours: ...
 
 
-def _head(seen: AttentionWeights | Layers | Neighbours) -> dict[str, str]:
-    return {"model": seen.model, "ops": seen.ops}
+def _head(result: AttentionWeights | Layers | Neighbours) -> dict[str, str]:
+    return {"model": result.model, "ops": result.ops}
 
 
 def _rounded(values: Float32) -> Any:
@@ -194,32 +194,33 @@ def _rounded(values: Float32) -> Any:
 # ── HTML ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _attention_parts(seen: AttentionWeights) -> tuple[Markup, ...]:
+def _attention_parts(attention: AttentionWeights) -> tuple[Markup, ...]:
     """Returns the text up to the token, shaded by how much attention each token gets."""
-    weights, most = seen.elsewhere, float(seen.elsewhere.max()) or 1.0
-    first = max(0, len(seen.tokens) - _SHOWN)
+    weights, most = attention.elsewhere, float(attention.elsewhere.max()) or 1.0
+    first = max(0, len(attention.tokens) - _SHOWN)
     spans = []
-    for place, piece in enumerate(seen.tokens[first:], first):
+    for place, piece in enumerate(attention.tokens[first:], first):
         weight = float(weights[place])
-        layer, head, strongest = seen.strongest(place)
+        layer, head, strongest = attention.strongest(place)
         title = (
-            f"{quoted(piece.text)}: {100 * float(seen.mean[place]):.2f} % on average,"
+            f"{quoted(piece.text)}: {100 * float(attention.mean[place]):.2f} % on average,"
             f" most in layer {layer}, head {head} ({100 * strongest:.1f} %)"
         )
         shade = min(LEVELS - 1, round((LEVELS - 1) * weight / most))
         classes = f"t p{shade}" if shade else "t"
         spans.append(tag("span", piece.text, class_=classes, title=title))
+    layers, heads, _ = attention.weights.shape
     note = (
-        f"What {quoted(seen.tokens[-1].text)} attends to: the mean over {len(seen.weights)} layers and"
-        f" {seen.weights.shape[1]} heads, without the first token ({100 * float(seen.mean[0]):.0f} %)"
+        f"What {quoted(attention.tokens[-1].text)} attends to: the mean over {layers} layers and"
+        f" {heads} heads, without the first token ({100 * float(attention.mean[0]):.0f} %)"
     )
     return tag("p", note, class_="note"), tag("div", *spans, class_="text")
 
 
-def _layers_parts(seen: Layers) -> tuple[Markup, ...]:
+def _layers_parts(layers: Layers) -> tuple[Markup, ...]:
     """Returns one row for each layer: what it would predict, and where the token that follows is."""
     rows = []
-    for said in seen.layers:
+    for said in layers.layers:
         top = joined(
             [
                 joined(
@@ -238,18 +239,18 @@ def _layers_parts(seen: Layers) -> tuple[Markup, ...]:
                 tag("td", percent(said.logprob), class_="right"),
             )
         )
-    follows = quoted(seen.follows.text)
+    follows = quoted(layers.follows.text)
     titles = ("layer", "would say", "entropy", f"rank of {follows}", "its probability")
     head = head_row(titles, [title for title in titles if title != "would say"])
-    whose = "which follows in the text" if seen.given else "the model's favourite"
-    note = tag("p", f"After {quoted(seen.tokens[-1].text)}: {follows}, {whose}", class_="note")
+    whose = "which follows in the text" if layers.given else "the model's favourite"
+    note = tag("p", f"After {quoted(layers.tokens[-1].text)}: {follows}, {whose}", class_="note")
     return note, tag("table", head, *rows)
 
 
-def _neighbours_parts(seen: Neighbours) -> tuple[Markup, ...]:
+def _neighbours_parts(neighbours: Neighbours) -> tuple[Markup, ...]:
     """Returns the nearest tokens with their cosines."""
-    rows = [(quoted(one.text), f"{one.cosine:.3f}") for one in seen.found]
-    of = "".join(piece.text for piece in seen.of)
+    rows = [(quoted(one.text), f"{one.cosine:.3f}") for one in neighbours.found]
+    of = "".join(piece.text for piece in neighbours.of)
     return (
         tag("p", f"Tokens nearest to {quoted(of)}", class_="note"),
         table_html(PlainTable(("token", "cosine"), rows, right=("cosine",))),

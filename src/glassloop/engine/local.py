@@ -253,13 +253,13 @@ def computed_texts(run: Run) -> list[list[int]]:
     """Returns the token ids of all texts that were computed for a run: its own, and those of the beams of its
     search."""
     texts, inner = [run.prompt_ids + run.token_ids], {beam.parent for beam in run.beams}
-    known = {beam.number: beam for beam in run.beams}
+    nodes = {beam.number: beam for beam in run.beams}
     for beam in run.beams:
         if beam.number not in inner:
-            text, at = list[int](), known.get(beam.number)
+            text, at = list[int](), nodes.get(beam.number)
             while at is not None:
                 text.append(at.id)
-                at = None if at.parent is None else known.get(at.parent)
+                at = None if at.parent is None else nodes.get(at.parent)
             texts.append(run.prompt_ids + text[::-1])
     return texts
 

@@ -57,9 +57,9 @@ def computed_after(
 ) -> Any:
     """Returns what `compute` gives for the tokens from the place `first` on, in a call of its own. They are
     computed in one step, so they must be few."""
-    found: list[Any] = []
-    read(engine, ids, first, found.append, RowProgram(compute, together=False), deadline, None, adapter)
-    return found[0]
+    results: list[Any] = []
+    read(engine, ids, first, results.append, RowProgram(compute, together=False), deadline, None, adapter)
+    return results[0]
 
 
 def read(
@@ -152,18 +152,18 @@ class RowCache:
     def forget(self, text: Sequence[int], realm: str = "") -> None:
         """Drops the rows after the beginnings of a text: those of one realm, if it is given, else of all."""
         with self._lock:
-            for own, key in list(self._rows):
-                if (not realm or own == realm) and list(key[1:]) == list(text[: len(key) - 1]):
-                    del self._rows[own, key]
+            for whose, key in list(self._rows):
+                if (not realm or whose == realm) and list(key[1:]) == list(text[: len(key) - 1]):
+                    del self._rows[whose, key]
 
     def row(self, ids: Sequence[int], deadline: Deadline | None = None, adapter: int = 0) -> Float32:
         """Returns the logits after these tokens. Not for the engine's thread."""
         key = current_realm(), (adapter, *ids)
         with self._lock:
-            known = self._rows.get(key)
-            if known is not None and known[0] is adapter:
+            cached = self._rows.get(key)
+            if cached is not None and cached[0] is adapter:
                 self._rows.move_to_end(key)
-                return known[1]
+                return cached[1]
         row = next(logits_after(self._engine, ids, len(ids) - 1, deadline, adapter))
         row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
         with self._lock:
