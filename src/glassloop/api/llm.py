@@ -90,10 +90,9 @@ class LLM(LocalModel):
         check_sampling(sampling)
         if sampling.diffusion is None:
             return super().prepare(prompt, sampling, **options)
-        from glassloop.diffuse.write import by_diffusion
+        from glassloop.diffuse.write import prepare_diffusion
 
-        plain = super().prepare(prompt, replace(sampling, diffusion=None), **options)
-        return by_diffusion(self, plain, sampling.diffusion)
+        return prepare_diffusion(self, prompt, sampling, **options)
 
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -253,6 +253,20 @@ def by_diffusion(
     return DiffusionRequest(**known, pieces=llm.piece, options=options, mask=mask)
 
 
+def prepare_diffusion(
+    llm: LanguageModel,
+    prompt: Prompt,
+    sampling: Sampling,
+    diffusion: Diffusion | Mapping[str, Any] | int | None = None,
+    **request_options: Any,
+) -> DiffusionRequest:
+    """Returns a request, as `LanguageModel.prepare` does, whose runs are written by diffusion. Without
+    `diffusion` its options are those of `sampling`, or the defaults."""
+    options = Diffusion.of(sampling.diffusion if diffusion is None else diffusion)
+    plain = llm.prepare(prompt, replace(sampling, diffusion=None), **request_options)
+    return by_diffusion(llm, plain, options)
+
+
 def diffuse(
     llm: LocalModel,
     prompt: Prompt,
@@ -262,10 +276,9 @@ def diffuse(
     on_pass: OnPass | None = None,
     deadline: Deadline | None = None,
 ) -> Run:
-    """Writes the answer to a prompt; with n samples, all of them together. Returns the first run. Without
-    `diffusion` the options are those of `sampling`, or the defaults."""
-    options = Diffusion.of(sampling.diffusion if diffusion is None else diffusion)
-    request = by_diffusion(llm, llm.prepare(prompt, replace(sampling, diffusion=None)), options)
+    """Writes the answer to a prompt; with n samples, all of them together. Returns the first run.
+    `prepare_diffusion` has the options."""
+    request = prepare_diffusion(llm, prompt, sampling, diffusion)
     request.on_pass, request.deadline = on_pass, deadline
     return finish(llm, request)
 
