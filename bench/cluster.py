@@ -27,11 +27,11 @@ from bench.machine import describe
 from bench.statistics import ratio
 from glassloop import LLM, Run, Sampling
 from glassloop.cluster.board import Board
-from glassloop.cluster.engine import ClusterEngine
+from glassloop.cluster.cluster_model import ClusterModel
 from glassloop.cluster.messages import Route
 from glassloop.cluster.options import AppOptions, EngineOptions, threads_of_each
 from glassloop.cluster.start import engines
-from glassloop.engine.generation import complete
+from glassloop.engine.follow import complete
 from glassloop.engine.request import Request
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.ops import default_threads
@@ -168,7 +168,7 @@ def cached_share(model: str, load: Workload, by_turns: bool) -> float:
     return sum(run.cached_tokens for run in runs) / sum(len(run.prompt_ids) for run in runs)
 
 
-def chat(engine: ClusterEngine, seed: int, shares_system: bool) -> list[Run]:
+def chat(engine: ClusterModel, seed: int, shares_system: bool) -> list[Run]:
     """Holds a conversation."""
     system = SYSTEM if shares_system else f"You are guide number {seed}."
     name = f" My name is {seed}." if shares_system else ""
@@ -203,7 +203,7 @@ def route_by_turns(board: Board) -> Iterator[None]:
 
 
 @contextmanager
-def cluster(model: str, replicas: int, kv_memory: str = "256MB") -> Iterator[ClusterEngine]:
+def cluster(model: str, replicas: int, kv_memory: str = "256MB") -> Iterator[ClusterModel]:
     """Gives an engine whose replicas share the cores of this machine."""
     each = EngineOptions(model, replicas=replicas, threads=threads_of_each(replicas), kv_memory=kv_memory)
     settings = ServerSettings(model, host="127.0.0.1", port=0)

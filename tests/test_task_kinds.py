@@ -23,7 +23,7 @@ from glassloop.decode.task_kinds import KINDS, NEEDS, OPTIONS, markdown
 from glassloop.edit.record import Edit
 from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.deadline import TimedOut
-from glassloop.engine.generation import complete
+from glassloop.engine.follow import complete
 
 Values = dict[str, Any]
 

@@ -8,16 +8,16 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.gpu.shapes import SHAPES, WEIGHTS, random_model
 from glassloop.api.llm import LLM
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.logits import RowCache
+from glassloop.engine.loading import LoadedModel
+from glassloop.engine.local import LocalModel
 from glassloop.engine.loop import Loop
-from glassloop.engine.thread import EngineThread
 from glassloop.model.transformer import Transformer
 from glassloop.record.run import Run
 from glassloop.text.pieces import Pieces
@@ -50,15 +50,11 @@ class RandomLLM(LLM):
     model_hash = "random"  # type: ignore[assignment]
 
     def __init__(self, model: Transformer, kv_memory: int, most_running: int) -> None:
-        self.name, self.path, self._weights, self.store = model.config.family, Path("random"), None, None
-        self.config, self.transformer, self.drafts = model.config, model, False
-        self.default_sampling = Sampling()
-        self.tokenizer = _Tokenizer(model.config.vocab_size)  # type: ignore[assignment]
-        self._pieces = Pieces(self.tokenizer)
-        pieces = self._pieces.__getitem__
-        loop = Loop(model, self.tokenizer, pieces, kv_memory, most_running)
-        self.engine = EngineThread(loop, 10**6)
-        self._rows = RowCache(self.engine)
+        tokenizer: Any = _Tokenizer(model.config.vocab_size)
+        pieces = Pieces(tokenizer)
+        loop = Loop(model, tokenizer, pieces.__getitem__, kv_memory, most_running)
+        loaded = LoadedModel(model.config.family, loop, drafter=None, pieces=pieces)
+        LocalModel.__init__(self, loaded, most_waiting=10**6)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

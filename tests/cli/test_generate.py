@@ -22,8 +22,8 @@ from glassloop.cli.batch import BatchEntry, print_batch
 from glassloop.cli.options import OutputFlags
 from glassloop.cli.sampling_text import sampling_words
 from glassloop.decode.luck import list_seed
-from glassloop.engine import generation
-from glassloop.engine.generation import Interrupted
+from glassloop.engine import follow
+from glassloop.engine.follow import Interrupted
 from glassloop.model.loader import load_tokenizer
 from glassloop.model.registry import DEFAULT_MODEL
 
@@ -165,8 +165,8 @@ def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
         generation_complete(engine, requests[:1], progress)
         raise Interrupted(requests[0].runs)
 
-    generation_complete = generation.complete
-    monkeypatch.setattr(generation, "complete", first_alone)
+    generation_complete = follow.complete
+    monkeypatch.setattr(follow, "complete", first_alone)
     entries = [BatchEntry("prompts, line 1", IDS, None, {"max_tokens": 2})] * 2
     with pytest.raises(typer.Exit) as ended:
         print_batch(small_llm(), entries, OutputFlags(json_output=True, store=False))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from glassloop import LLM, Sampling
-from glassloop.cluster.engine import ClusterEngine
+from glassloop.cluster.cluster_model import ClusterModel
 from glassloop.cluster.messages import Job, RunSoFar
 from glassloop.cluster.replica import Replica
 from glassloop.engine.protocol import Unavailable
@@ -70,7 +70,7 @@ def single(model):
 class Cluster:
     def __init__(self, model: str, names=("a", "b"), replica=None, **options) -> None:
         self.transport = LocalTransport(model, names, **(replica or {}))
-        self.engine = ClusterEngine(self.transport, self.transport.board, model, **options)
+        self.engine = ClusterModel(self.transport, self.transport.board, model, **options)
         self.engine.wait(len(names))
 
     def run(self, request, at: int | None = None, act=lambda cluster, name: None):
@@ -163,7 +163,7 @@ def send_again(cluster: Cluster, name: str) -> None:
     call."""
     job, board = cluster.transport.jobs[-1][1], cluster.transport.board
     other = next(each for each in cluster.transport.replicas if each != name)
-    cluster.engine._fleet.call(cluster.transport.replicas[other].start(job))
+    cluster.engine.engine.call(cluster.transport.replicas[other].start(job))
     board.on_routed(job.key, other)
 
 

@@ -308,7 +308,7 @@ def test_a_cancelled_or_late_diffusion_ends_with_its_complete_blocks(cluster, wr
     cluster.engine.submit(late)
     wait_until(lambda: late.ended)
     assert late.runs[0].finish_reason == "timeout"
-    wait_until(lambda: not cluster.engine._fleet._diffusing.requests)
+    wait_until(lambda: not cluster.engine.engine._diffusing.requests)
 
 
 # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from waiting import wait_until
 
 from glassloop import LLM, Sampling
-from glassloop.cluster.engine import ClusterEngine
+from glassloop.cluster.cluster_model import ClusterModel
 from glassloop.record.format.glass_file import from_bytes
 from glassloop.server.app import make_app
 from glassloop.server.http.clients import client_of, remember_key
@@ -66,7 +66,7 @@ class Site:
         **replica: object,
     ) -> None:
         self.transport = LocalTransport(model, **replica)
-        engine = ClusterEngine(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
+        engine = ClusterModel(self.transport, self.transport.board, model, patience=1.0, stall=5.0)
         engine.default_sampling = Sampling()
         engine.wait(2)
         settings = ServerSettings(name or model, api_keys=api_keys, allow_origins=allow_origins)
@@ -137,7 +137,7 @@ def test_each_sample_pauses_stops_and_goes_on_by_itself(site, model):
             client.post(f"/api/runs/{run['id']}/step", json={"tokens": None})
         for run, whole in zip((*runs, paused[1]), (*expected, expected[1]), strict=True):
             assert [token["id"] for token in finished(client, run)["tokens"]] == whole.token_ids
-        assert not site.service.llm._fleet._requests
+        assert not site.service.llm.engine._requests
 
 
 def test_a_deleted_run_is_gone_from_every_replica(site):

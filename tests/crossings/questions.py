@@ -24,7 +24,7 @@ from crossings.world import EXTRAS, World, alone
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import WHAT_IF
-from glassloop.engine.generation import complete
+from glassloop.engine.follow import complete
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.record.format.glass_file import from_bytes, to_bytes

@@ -11,7 +11,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from threading import Lock
 from typing import Any
 
 import crossings.stages  # noqa: F401 (registers them)
@@ -23,15 +22,14 @@ from ops.random_adapters import random_adapter
 from ops.random_models import random_tensor
 
 from glassloop.api.llm import LLM
-from glassloop.decode.sampling import Sampling
 from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.drafting.draft_model import DraftModel
-from glassloop.engine.logits import RowCache
+from glassloop.engine.loading import LoadedModel
+from glassloop.engine.local import LocalModel
 from glassloop.engine.loop import Loop
 from glassloop.engine.tasks import sample
 from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.masked import Mask
-from glassloop.engine.thread import EngineThread
 from glassloop.engine.turns import Turns
 from glassloop.model.adapter import Adapter
 from glassloop.model.drafter import DrafterConfig, DrafterFile
@@ -97,28 +95,19 @@ class World(LLM):
 
     def __init__(self, variant: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
         """Without `settings`, an engine in which requests are alone."""
-        self.name = "crossings"
-        self.tokenizer = tokenizer()
-        self._pieces = Pieces(self.tokenizer)
-        self._weights = None
-        self.model_hash = f"{variant['window'] or 0:064x}"  # type: ignore[misc]
-        self.default_sampling = Sampling()
-        self.store = None
-        self._one_adapter = Lock()
         draft = "off" if settings is None else variant["draft"]
-        self.drafts = draft != "off"
-        self.transformer = _transformer(variant, draft == "drafter")
-        self.config = self.transformer.config
-        loop = self._loop(draft, settings or {})
-        self.engine = EngineThread(loop, 1024)
-        self._rows = RowCache(self.engine)
+        loop = self._loop(_transformer(variant, draft == "drafter"), draft, settings or {})
+        LocalModel.__init__(
+            self, LoadedModel("crossings", loop, drafter=None if draft == "off" else "lookup")
+        )
+        self.model_hash = f"{variant['window'] or 0:064x}"  # type: ignore[misc]
         holes = adapter_named("holes")
         self._mask = Mask(MASK, self.transformer.load_adapter(holes), sha256=holes.sha256)
         for name in ADAPTERS if settings is not None else (*ADAPTERS, *EXTRAS):
             self.add_adapter(name)
 
-    def _loop(self, draft: str, settings: Mapping[str, Any]) -> Loop:
-        ops = self.transformer.ops
+    def _loop(self, transformer: Transformer, draft: str, settings: Mapping[str, Any]) -> Loop:
+        ops, vocabulary = transformer.ops, tokenizer()
         for name in ("step_rows", "rows_beside"):
             if name in settings:
                 setattr(ops, name, settings[name])
@@ -127,9 +116,10 @@ class World(LLM):
             # The same model with a short memory: it is often right.
             small = Transformer(model(3).config, _weights(), NativeOps())
             drafting = DraftModel(small, 60 * small.page_bytes)
-        memory = settings.get("pages", PLENTY) * self.transformer.page_bytes
+        memory = settings.get("pages", PLENTY) * transformer.page_bytes
         running = settings.get("most_running", 64)
-        made = Loop(self.transformer, self.tokenizer, self._pieces.__getitem__, memory, running, drafting)
+        pieces = Pieces(vocabulary).__getitem__
+        made = Loop(transformer, vocabulary, pieces, memory, running, drafting)
         # Whether a draft pays is measured. Here it always does, so that a scenario has the same drafts again.
         made.drafts.step_cost.cost = lambda rows: 1.0  # type: ignore[method-assign]
         _simulate_time(made.scheduler.turns, settings.get("uneven", 0.0))

@@ -12,17 +12,16 @@ import pytest
 import torch
 import transformers
 from engine.random_runs import SmallLLM
-from engine.small import loop, tokenizer
+from engine.small import loop
 from safetensors.torch import save_file
 
 from glassloop import GlassloopError, Sampling
 from glassloop.decode.diffusion import Diffusion
-from glassloop.engine.logits import RowCache
-from glassloop.engine.thread import EngineThread
+from glassloop.engine.loading import LoadedModel
+from glassloop.engine.local import LocalModel
 from glassloop.errors import ModelError
 from glassloop.model.loader import ModelFiles
 from glassloop.ops import choose_ops
-from glassloop.text.pieces import Pieces
 
 VOCAB, MASK = 257, 7
 ONE_BY_ONE = Diffusion(block=6, threshold=None, most=1)
@@ -98,17 +97,8 @@ def _make(kind: str, folder: Path) -> Any:
 
 class WholeLLM(SmallLLM):
     def __init__(self, folder: Path, ops: str) -> None:
-        self.name = folder.name
-        self.transformer = ModelFiles(folder).transformer(choose_ops(ops))
-        self.config = self.transformer.config
-        self.tokenizer = tokenizer()
-        self._pieces = Pieces(self.tokenizer)
-        self._weights = None
-        self.drafts = True
-        self.engine = EngineThread(loop(self.transformer), 1024)
-        self._rows = RowCache(self.engine)
-        self.store = None
-        self.default_sampling = Sampling()
+        transformer = ModelFiles(folder).transformer(choose_ops(ops))
+        LocalModel.__init__(self, LoadedModel(folder.name, loop(transformer)))
 
 
 @pytest.fixture(scope="module", params=["llada", "Dream"])

@@ -9,7 +9,7 @@ from engine.random_runs import SmallLLM
 from engine.small import EOS
 
 from glassloop import Sampling
-from glassloop.engine.generation import complete
+from glassloop.engine.follow import complete
 from glassloop.engine.request import Request
 from glassloop.record.run import Run
 

@@ -6,14 +6,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from engine.small import EOS, loop, model, tokenizer
+from engine.small import EOS, loop, model
 
 from glassloop.api.llm import LLM
 from glassloop.decode.chain import DEFAULT_ORDER
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.logits import RowCache
-from glassloop.engine.thread import EngineThread
-from glassloop.text.pieces import Pieces
+from glassloop.engine.loading import LoadedModel
+from glassloop.engine.local import LocalModel
+from glassloop.model.transformer import Transformer
 
 PROMPT = list(b"the quick brown fox jumps over the lazy dog")
 
@@ -21,19 +21,10 @@ PROMPT = list(b"the quick brown fox jumps over the lazy dog")
 class SmallLLM(LLM):
     """An LLM around the small model: everything but the files."""
 
-    def __init__(self, ops: str = "native", seed: int = 0) -> None:
-        self.name = "small"
-        self.transformer = model(None, ops, seed)
-        self.config = self.transformer.config
-        self.tokenizer = tokenizer()
-        self._pieces = Pieces(self.tokenizer)
-        self._weights = None
-        self.drafts = True
+    def __init__(self, ops: str = "native", seed: int = 0, transformer: Transformer | None = None) -> None:
+        made = loop(transformer or model(None, ops, seed))
+        LocalModel.__init__(self, LoadedModel("small", made))
         self.model_hash = f"{seed:064x}"  # type: ignore[misc]
-        self.engine = EngineThread(loop(self.transformer), 1024)
-        self._rows = RowCache(self.engine)
-        self.store = None
-        self.default_sampling = Sampling()
 
 
 @cache

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from glassloop import LLM, GlassloopError, Run, Sampling, SamplingError
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.stop import Pause
-from glassloop.engine.logits import RowCache
 from glassloop.engine.request import Request
-from glassloop.engine.thread import EngineThread
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
 from glassloop.record.store.store import Store
@@ -48,11 +46,8 @@ def rest(llm: LLM, run: Run) -> Run:
 
 
 def with_two_adapters() -> SmallLLM:
-    llm, config = SmallLLM(), model().config
-    llm.transformer = with_adapters(Transformer(config, random_weights(config), NativeOps()))
-    llm.engine = EngineThread(loop(llm.transformer), 1024)
-    llm._rows = RowCache(llm.engine)
-    return llm
+    config = model().config
+    return SmallLLM(transformer=with_adapters(Transformer(config, random_weights(config), NativeOps())))
 
 
 # ── text ───────────────────────────────────────────────────────────────────────────────────────────────────

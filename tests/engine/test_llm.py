@@ -181,7 +181,7 @@ def test_a_run_that_fails_says_so(llm):
 def test_a_full_context_ends_it(llm, monkeypatch):
     from dataclasses import replace
 
-    monkeypatch.setattr(llm, "config", replace(llm.config, context=8))
+    monkeypatch.setattr(llm.requests, "config", replace(llm.config, context=8))
     run = llm.generate([504] * 5, Sampling(temperature=0, max_tokens=100))
     assert run.finish_reason == "length" and run.stop_reason == "context"
     assert len(run.tokens) == 3 and run.usage.context_left == 0

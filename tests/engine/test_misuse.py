@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -73,16 +72,14 @@ class Method:
 
 @cache
 def model() -> SmallLLM:
-    made = masked_llm()
-    made._one_adapter = Lock()
-    return made
+    return masked_llm()
 
 
 @cache
 def chatting() -> SmallLLM:
     """A model with a template that writes the contents of messages one after the other."""
     made = SmallLLM()
-    made.tokenizer = copy(made.tokenizer)
+    made.requests.tokenizer = copy(made.tokenizer)
     written = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     made.tokenizer.chat_template = ChatTemplate(written)
     return made
@@ -178,9 +175,9 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 # Methods that take requests, runs or options that other methods have made and checked, or nothing at all.
 INNER = {
-    *("adapter_number", "adapters_of", "afollow", "after_step", "apply", "build", "cancel", "check_computes"),
-    *("check_length", "checked", "checked_id", "close", "compile", "follow", "handovers"),
-    *("check_may_wait", "forget", "has_room", "has_variable", "new_run", "statistics", "submit"),
+    *("adapter_number", "afollow", "after_step", "apply", "cancel", "check_computes", "check_may_wait"),
+    *("close", "compile", "complete", "follow", "forget", "handovers", "has_room"),
+    *("logits_row", "statistics", "submit"),
     *("Run.beginning", "Run.check_computable", "Run.count_fork", "Run.descend", "Run.drawn_with", "Run.live"),
     *("Run.options_at", "Run.revise", "Run.same_record", "Run.to_dict", "Run.to_records", "Run.tree"),
 }

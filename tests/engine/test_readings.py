@@ -14,8 +14,7 @@ from waiting import wait_until
 
 from glassloop import GlassloopError, Sampling, TraceError
 from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
-from glassloop.engine.hidden import mean_hidden
-from glassloop.engine.logits import logits_after
+from glassloop.engine.logits import logits_after, mean_hidden
 from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.reading import Reading
 from glassloop.engine.tasks.task import RowProgram

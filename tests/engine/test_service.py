@@ -347,7 +347,7 @@ def _resident() -> int:
 def test_ctrl_c_leaves_the_text_so_far():
     program = """
 import glassloop, os, signal, threading, time
-from glassloop.engine.generation import Interrupted
+from glassloop.engine.follow import Interrupted
 llm = glassloop.LLM(kv_memory="200MB", draft=False)
 
 def press():

@@ -1,4 +1,4 @@
-"""`LLM`: an engine in this process, with methods for Python: generate, explain, fork, edit, search.
+"""`LLM`: a model in this process, with methods for Python: generate, explain, fork, edit, search.
 Everything here may be called from any thread.
 """
 
@@ -7,22 +7,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from glassloop.decode.defaults import check_sampling, resolve, split_options
+from glassloop.decode.luck import list_seed
 from glassloop.decode.option import hint
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline, check_deadline
-from glassloop.engine.follow import raise_error
-from glassloop.engine.generation import as_completed, complete, sampling_of_each
-from glassloop.engine.local import LocalEngine
-from glassloop.engine.request import Request
+from glassloop.engine.follow import as_completed, complete, first_run
+from glassloop.engine.loading import load_model
+from glassloop.engine.local import MOST_WAITING, LocalModel
+from glassloop.engine.request import Request, draw_seed
 from glassloop.engine.request_maker import Messages, Prompt, template_values
 from glassloop.errors import GlassloopError, SamplingError
-from glassloop.ops.quant import Float32
-from glassloop.record.run import Run, check_is_run
+from glassloop.model.registry import DEFAULT_MODEL
+from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.util.check import check_function
 from glassloop.util.shown import shown
@@ -34,13 +36,12 @@ if TYPE_CHECKING:
     from glassloop.edit.repair import Check
     from glassloop.engine.lens import Lenses
     from glassloop.record.passes import PassRecord
+    from glassloop.record.store.store import Store
     from glassloop.record.verdict import ReplayVerdict
     from glassloop.search.solution import Solution
 
-T = TypeVar("T")
 
-
-class LLM(LocalEngine):
+class LLM(LocalModel):
     """A model that generates text: the default one, or a name, a `.gguf` file, a folder with safetensors.
 
     `ops` names an op set; `weights` (q8, q4, f32) brings the matrices to another format on load. `kv_memory`
@@ -57,33 +58,38 @@ class LLM(LocalEngine):
     `Sampling` that is given is used as it is.
     """
 
-    def check_computes(self, what: str) -> None:
-        pass
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        ops: str | None = None,
+        weights: str | None = None,
+        *,
+        kv_memory: int | str | None = None,
+        draft: bool | str | Path = True,
+        most_running: int | None = None,
+        most_waiting: int = MOST_WAITING,
+        store: Store | str | Path | bool | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
+    ) -> None:
+        runs = None if store in (None, False) else _store(store)
+        loaded = load_model(
+            str(model), ops, weights, kv_memory=kv_memory, draft=draft, most_running=most_running
+        )
+        super().__init__(loaded, most_waiting=most_waiting, store=runs)
+        for adapter, path in (adapters or {}).items():
+            self.load_adapter(adapter, path)
 
     def prepare(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> Request:
-        """Returns a request, checked, with its runs; `RequestMaker.prepare` has the options. With `diffusion`
-        in `sampling`, the runs are written by filling masks; `run.diffusion` has how, and not their
-        `sampling`, which holds for each place as for each token of any other text."""
+        """Returns a request, checked, with its runs; `LanguageModel.prepare` has the options. With
+        `diffusion` in `sampling`, the runs are written by filling masks. The options of the diffusion are
+        recorded in `run.diffusion`, not in `run.sampling`, whose options apply to each position as usual."""
         sampling = self.default_sampling if sampling is None else sampling
         check_sampling(sampling)
         if sampling.diffusion is None:
             return super().prepare(prompt, sampling, **options)
-        from glassloop.diffuse.write import by_diffusion
+        from glassloop.diffuse.write import prepare_diffusion
 
-        plain = super().prepare(prompt, replace(sampling, diffusion=None), **options)
-        return by_diffusion(self, plain, sampling.diffusion)
-
-    def apply(
-        self,
-        function: Callable[..., T],
-        *args: Any,
-        deadline: Deadline | None = None,
-        on_event: Callable[[Any], None] | None = None,
-        **options: Any,
-    ) -> T:
-        if on_event is not None:
-            options["on_event"] = on_event
-        return function(self, *args, deadline=deadline, **options)
+        return prepare_diffusion(self, prompt, sampling, **options)
 
     # ── generating ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,8 +145,7 @@ class LLM(LocalEngine):
                 )
             chosen = resolve(sampling, options, self.default_sampling)
             request = self.prepare(prompt, chosen, priority=priority)  # type: ignore[arg-type]
-            complete(self.engine, [request], progress=False)
-            return _result(request)
+            return self.complete(request)
         requests = self._prepare_each(prompt, sampling, options, priority, same_luck)
         complete(self.engine, requests, progress)
         return [request.runs[0] for request in requests]
@@ -184,7 +189,7 @@ class LLM(LocalEngine):
         request = self.prepare(prompt, chosen, priority=priority)
         async for _ in self.afollow(request):
             pass
-        return _result(request)
+        return first_run(request)
 
     def chat(
         self,
@@ -200,15 +205,16 @@ class LLM(LocalEngine):
         keywords. A name that is neither an option nor a variable of this model's template is an error."""
         options, others = split_options(options)
         for name in others:
-            if not self.has_variable(name):
-                known = hint(name, [field.name for field in fields(Sampling)], "options")
-                problem = f"is neither an option nor a variable of the chat template of {self.name}; {known}"
+            if not self.requests.has_variable(name):
+                closest = hint(name, [field.name for field in fields(Sampling)], "options")
+                problem = (
+                    f"is neither an option nor a variable of the chat template of {self.name}; {closest}"
+                )
                 raise SamplingError.about(name, problem)
         chosen = resolve(sampling, options, self.default_sampling)
         values = {**template_values(template), **others}
         request = self.prepare_chat(messages, chosen, priority=priority, template=values)
-        complete(self.engine, [request], progress=False)
-        return _result(request)
+        return self.complete(request)
 
     def solve(
         self, question: str | Sequence[int] | Messages, method: Any = "vote", **options: Any
@@ -260,8 +266,7 @@ class LLM(LocalEngine):
         """Makes a new run from the first `at` tokens of another. It continues with a token or a text of the
         caller's choice, or with other options (`temperature=0.3`), or, if nothing is given, with new luck."""
         request = self.prepare_fork(run, at, token=token, text=text, sampling=sampling, **overrides)
-        complete(self.engine, [request], progress=False)
-        return _result(request)
+        return self.complete(request)
 
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
@@ -269,37 +274,17 @@ class LLM(LocalEngine):
         """Returns why the token at this place of a run is there; with other options (`temperature=0.3`) or
         `luck="new"`, which one a draw would have chosen. `of="prompt"` asks about a token of the prompt. In a
         text that was written by diffusion, `number=` asks about another pass than the one that filled it."""
-        check_is_run(run)
-        check_deadline(deadline)
-        if not run.origin.is_local:
-            from glassloop.record.reported import explain_reported
+        from glassloop.api.run_questions import explain
 
-            return explain_reported(run, at, **overrides)
-        if not run.origin.in_order and overrides.get("of", "answer") == "answer":
-            from glassloop.diffuse.replay import explain_fill
-
-            overrides.pop("of", None)
-            return explain_fill(self, run, at, deadline=deadline, **overrides)
-        from glassloop.engine.replay import explain_token
-
-        def row(ids: list[int], adapter: int) -> Float32:
-            return self._rows.row(ids, deadline, adapter)
-
-        return explain_token(self, run, at, logits=row, **overrides)
+        return explain(self, run, at, deadline, **overrides)
 
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> ReplayVerdict:
         """Computes a recorded run once more, from the token `first` on, and compares every number."""
-        check_is_run(run)
-        check_deadline(deadline)
-        if not run.origin.in_order:
-            from glassloop.diffuse.replay import replay_passes
+        from glassloop.api.run_questions import replay
 
-            return replay_passes(self, run, first, strict, deadline)
-        from glassloop.engine.replay import replay_run
-
-        return replay_run(self, run, first, strict, deadline)
+        return replay(self, run, first, strict, deadline)
 
     # ── editing ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -356,17 +341,30 @@ class LLM(LocalEngine):
             chosen = [resolve(each, options, self.default_sampling) for each in sampling]
         else:
             chosen = resolve(sampling, options, self.default_sampling)
-        each_sampling = sampling_of_each(chosen, len(prompts), same_luck)
+        each_sampling = _sampling_of_each(chosen, len(prompts), same_luck)
         return [
             self.prepare(prompt, each, priority=priority)
             for prompt, each in zip(prompts, each_sampling, strict=True)
         ]
 
-    def __enter__(self) -> LLM:
-        return self
 
-    def __exit__(self, *unused: object) -> None:
-        self.close()
+def _sampling_of_each(sampling: Sampling | Sequence[Sampling], count: int, same_luck: bool) -> list[Sampling]:
+    """Returns the options of each of `count` prompts. A list of options is used as it is. If one is given for
+    all, each prompt gets a seed derived from its seed, if it has one; with `same_luck` all get one seed."""
+    if isinstance(sampling, Sequence):
+        if same_luck:
+            raise SamplingError.about(
+                "same_luck", "applies to a single Sampling; in a list, each has its own seed"
+            )
+        if len(sampling) != count:
+            problem = f"has {len(sampling)} entries; {count} are expected, one for each prompt"
+            raise SamplingError.about("sampling", problem)
+        return list(sampling)
+    if same_luck:
+        return [replace(sampling, seed=draw_seed() if sampling.seed is None else sampling.seed)] * count
+    if sampling.seed is None:  # each request draws its own
+        return [sampling] * count
+    return [replace(sampling, seed=list_seed(sampling.seed, number)) for number in range(count)]
 
 
 def _is_one(prompt: object, name: str = "prompt") -> bool:
@@ -379,7 +377,7 @@ def _is_one(prompt: object, name: str = "prompt") -> bool:
     return not prompt or not isinstance(prompt[0], (Sequence, np.ndarray))
 
 
-def _result(request: Request) -> Run:
-    run = request.runs[0]
-    raise_error(run)
-    return run
+def _store(store: Any) -> Store | None:
+    from glassloop.record.store.store import Store
+
+    return Store.of(store)

@@ -90,7 +90,7 @@ def _with_system(messages: Any, system: str | None) -> list[Any] | None:
 def print_batch(llm: LLM, entries: list[BatchEntry], output: OutputFlags) -> None:
     """Generates all answers, prints them in the order of the prompts (as JSON, one object on each line), and
     keeps the runs. The exit code is 2 if one of them failed."""
-    from glassloop.engine.generation import Interrupted, complete
+    from glassloop.engine.follow import Interrupted, complete
     from glassloop.record.format.glass_file import write
 
     requests = []

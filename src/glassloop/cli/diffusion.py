@@ -22,8 +22,8 @@ from glassloop.errors import GlassloopError, TraceError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from glassloop.cli.loading import AnyEngine
     from glassloop.diffuse.frames import Frame, FrameCell
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
@@ -69,7 +69,7 @@ def _value(text: str) -> int | float | str | None:
     return text
 
 
-def print_diffused(llm: AnyEngine, request: Request, output: OutputFlags) -> None:
+def print_diffused(llm: LanguageModel, request: Request, output: OutputFlags) -> None:
     """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end. The text so
     far is printed and kept when Ctrl-C interrupts it."""
     from rich.console import Console

@@ -132,7 +132,7 @@ def _answer_pieces(run: Run) -> list[str]:
 
 
 def _prompt_pieces(llm: LLM, run: Run) -> list[str]:
-    from glassloop.engine.replay import check_run
+    from glassloop.engine.compatibility import check_run
 
     check_run(llm, run)  # before its token ids are looked up
     return list(map(llm.piece, run.prompt_ids))

@@ -23,7 +23,7 @@ from glassloop.errors import GlassloopError, TextError
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
-    from glassloop.cli.loading import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.record.run import Run
 
 _WHERE = "Where to fork"
@@ -104,7 +104,7 @@ def fork(
             remote_run = server.fork(run, place, token_forms, where.text, overrides)
         _print_remote(remote_run, server.url, output)
         return
-    llm: AnyEngine
+    llm: LanguageModel
     if engine.upstream is None:
         llm = engine.load(model or model_of(name, run))
         token = None if where.token is None else _token(llm, where.token, old_piece)

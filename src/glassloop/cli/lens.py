@@ -22,7 +22,7 @@ from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
-    from glassloop.engine.lens import AttentionWeights, Layers, Neighbour, Neighbours, Piece
+    from glassloop.engine.lens_results import AttentionWeights, Layers, Neighbour, Neighbours, Piece
     from glassloop.record.run import Run
 
 _BAR = 14  # characters, so that a table fits 80 columns

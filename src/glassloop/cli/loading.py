@@ -14,9 +14,8 @@ from glassloop.model.registry.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.upstream import UpstreamEngine
-
-    AnyEngine = LLM | UpstreamEngine
 
 UPSTREAM_KEY = "GLASSLOOP_UPSTREAM_KEY"  # the environment variable that has the key, unless another is named
 
@@ -65,14 +64,14 @@ def load_upstream(
         return UpstreamEngine(url, None if model == DEFAULT_MODEL else model, key=key)
 
 
-def chat_messages(llm: AnyEngine, text: str, system: str | None) -> list[dict[str, str]]:
+def chat_messages(llm: LanguageModel, text: str, system: str | None) -> list[dict[str, str]]:
     """Returns a conversation of one message, with a system message before it if there is one."""
     check_chat(llm)
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
 
 
-def check_chat(llm: AnyEngine) -> None:
+def check_chat(llm: LanguageModel) -> None:
     """Raises if a model has no chat template."""
     if not llm.tokenizer.can_chat:
         raise TextError(f"{llm.name} has no chat template, which --chat needs; without it, text is continued")

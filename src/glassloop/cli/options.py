@@ -18,6 +18,7 @@ from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.upstream import UpstreamEngine
 
 
@@ -139,7 +140,7 @@ class EngineFlags(Flags, group=MODEL):
         here = {"ops": self.ops, "kv-memory": self.kv_memory, "draft": self.draft, "plugin": self.plugin}
         return loading.load_upstream(self.upstream, model, self.upstream_key_env, {**here, **others})
 
-    def open(self, model: str) -> loading.AnyEngine:
+    def open(self, model: str) -> LanguageModel:
         """Loads a model, or connects to the engine of `--upstream`."""
         return self.load(model) if self.upstream is None else self.connect(model)
 

@@ -16,12 +16,12 @@ from glassloop.cli.terminal import print_json, visible, wrapped
 from glassloop.util.plain_text import known
 
 if TYPE_CHECKING:
-    from glassloop.cli.loading import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
 
-def print_runs(llm: AnyEngine, request: Request, output: OutputFlags) -> None:
+def print_runs(llm: LanguageModel, request: Request, output: OutputFlags) -> None:
     """Computes a request, prints its text while it is generated (several samples when all have ended), and
     keeps its runs."""
     runs, interrupted = request.runs, False
@@ -56,7 +56,7 @@ def with_samples(runs: list[Run]) -> dict[str, Any]:
     return runs[0].to_dict() | samples
 
 
-def _finish(llm: AnyEngine, runs: list[Run], painter: Painter) -> None:
+def _finish(llm: LanguageModel, runs: list[Run], painter: Painter) -> None:
     """Ends the text of a single run, or prints several; then, on a terminal, the tree of a beam search."""
     for run in runs:
         if len(runs) > 1:
@@ -73,7 +73,7 @@ def _finish(llm: AnyEngine, runs: list[Run], painter: Painter) -> None:
         print_beams(runs[0], llm.piece)
 
 
-def statistics(llm: AnyEngine, run: Run, kept: bool) -> str:
+def statistics(llm: LanguageModel, run: Run, kept: bool) -> str:
     usage, speed = run.usage, run.timings.tokens_per_second(len(run.tokens) - (run.fork_at or 0))
     continued = run.prompt is not None and run.fork_at is None and llm.tokenizer.can_chat
     parts = [

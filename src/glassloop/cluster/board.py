@@ -89,11 +89,11 @@ class Board:
         self.on_change()
 
     def report(self, name: str, report: Report) -> None:
-        told = report.statistics
+        load = report.statistics
         with self._lock:
             self._reports[name] = report
             # The report may be older than the end of a call, which is told at once.
-            self._others[name] = max(0, told.waiting + told.running - self._most_load[name])
+            self._others[name] = max(0, load.waiting + load.running - self._most_load[name])
             self._most_load[name] = self._load[name]
             self._placed[name] = 0
 
@@ -112,6 +112,11 @@ class Board:
                 for name in sorted(self._replicas - self._suspects)
                 if (report := self._reports.get(name)) is not None and (needs is None or report.has(needs))
             ]
+
+    def usable_reports(self) -> list[Report]:
+        """Returns the reports of the replicas that answer."""
+        with self._lock:
+            return [self._reports[name] for name in self.usable()]
 
     def begin(self, key: str, branches: int = 1) -> None:
         """Notes a call that is about to be sent. It counts as load of a replica until `end`: of the one that

@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from glassloop.cluster.board import Board
-from glassloop.cluster.messages import Gone, Question
-from glassloop.cluster.transport import Transport
+from glassloop.cluster.messages import Gone, Question, Transport
 from glassloop.engine.protocol import Unavailable
 
 _RETRY = 0.5  # seconds before a question is asked again
@@ -56,13 +55,13 @@ class Calls:
 
     async def ask(self, question: Question, on_event: OnEvent | None = None) -> bytes:
         """Returns the answer of some replica. Raises `Unavailable` if none can be reached."""
-        told = deaths = 0
+        delivered = deaths = 0  # events, replicas
         since = time.monotonic()
 
         def tell(number: int, event: bytes) -> None:
-            nonlocal told
-            if number >= told and on_event is not None:
-                told += 1
+            nonlocal delivered
+            if number >= delivered and on_event is not None:
+                delivered += 1
                 on_event(event)
 
         while True:

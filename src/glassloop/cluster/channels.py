@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 
 from glassloop.cluster.board import Board
-from glassloop.cluster.messages import Bulletin, Gone
-from glassloop.cluster.transport import Transport
+from glassloop.cluster.messages import Bulletin, Gone, Transport
 
 _LOG = logging.getLogger(__name__)
 _RETRY = 0.5  # seconds before a replica that could not be reached is tried again
@@ -61,7 +60,7 @@ class Channels:
                 self._board.suspect(name)
 
     def forgive(self, seconds: float) -> None:
-        """Does not count a time in which this process could not have heard anything."""
+        """Extends all deadlines by the time for which this process itself was stalled."""
         for name in self._heard:
             self._heard[name] += seconds
 

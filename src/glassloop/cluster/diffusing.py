@@ -10,10 +10,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from glassloop.cluster.calls import Calls
-from glassloop.cluster.delivery import Delivery, held_back, set_facts
 from glassloop.cluster.messages import End, Facts, Needs, Question, Route, RunSoFar, TokenData
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.session import end_of, facts_of
+from glassloop.cluster.stream import Delivery, held_back, set_facts
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
@@ -61,8 +61,8 @@ class Diffusing:
 
     def cancel(self, request: Request, run: Run | None = None) -> None:
         """Ends a request, or one run of it."""
-        for own, task in self._open.get(request, {}).items():
-            if run is None or run is own:
+        for written, task in self._open.get(request, {}).items():
+            if run is None or run is written:
                 task.cancel()
 
     async def _write(self, request: DiffusionRequest, run: Run, needs: Needs) -> None:
@@ -77,12 +77,12 @@ class Diffusing:
             else:
                 request.tell(run, self._add(run, event))
 
-        told: list[Token | None] = [None]
+        last: list[Token | None] = [None]
         try:
             timeout = request.sampling.timeout
             async with asyncio.timeout(None if timeout is None else max(0.0, timeout - request.seconds)):
                 written: Written = loads(await self._calls.ask(_question(request, run, needs), on_event))
-            told = [*(self._add(run, each) for each in written.last), None]
+            last = [*(self._add(run, each) for each in written.last), None]
             set_facts(run, written.facts)
             self._delivery.finish(run, written.end)
         except asyncio.CancelledError:
@@ -94,7 +94,7 @@ class Diffusing:
             _end(request, run, Ending("error", described(error)))
         if request.ended:
             self._open.pop(request, None)
-        for token in told:
+        for token in last:
             request.tell(run, token)
 
     def _add(self, run: Run, data: TokenData) -> Token:
@@ -110,8 +110,8 @@ def _end(request: DiffusionRequest, run: Run, ending: Ending) -> None:
 
 
 def _question(request: DiffusionRequest, run: Run, needs: Needs) -> Question:
-    known = RunSoFar(run.seed, run.salt, run.sample, run.sampling, ())
-    args = (list(run.prompt_ids), request.sampling, known, request.options, request.mask.sha256)
+    beginning = RunSoFar(run.seed, run.salt, run.sample, run.sampling, ())
+    args = (list(run.prompt_ids), request.sampling, beginning, request.options, request.mask.sha256)
     route = Route(tuple(run.prompt_ids), needs=needs, realm=request.realm)
     call = dumps((write_run, args, {}))
     whose = {"owner": request.owner, "realm": request.realm}
@@ -122,7 +122,7 @@ def write_run(
     llm: LLM,
     prompt_ids: list[int],
     sampling: Sampling,
-    known: RunSoFar,
+    beginning: RunSoFar,
     options: Diffusion,
     sha256: str,
     *,
@@ -131,11 +131,16 @@ def write_run(
 ) -> Written:
     """Writes one run with the engine of a replica. The ingress counts the time: `deadline` only tells that it
     has given up."""
-    run = llm.new_run(
-        prompt_ids, known.sampling, known.seed, salt=known.salt, prompt=None, sample=known.sample
+    run = llm.requests.new_run(
+        prompt_ids,
+        beginning.sampling,
+        beginning.seed,
+        salt=beginning.salt,
+        prompt=None,
+        sample=beginning.sample,
     )
     run.samples = [run]
-    plain = Request(prompt_ids, sampling, [run], built=llm.build(sampling))
+    plain = Request(prompt_ids, sampling, [run], built=llm.requests.build(sampling))
     request = by_diffusion(llm, plain, options)
     if request.mask.sha256 != sha256:
         raise GlassloopError("the replica has another adapter for masked rows than the request began with")

@@ -13,20 +13,21 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import Calls, OnEvent
 from glassloop.cluster.channels import Channels
-from glassloop.cluster.delivery import Delivery
 from glassloop.cluster.diffusing import Diffusing
-from glassloop.cluster.messages import Bulletin, Needs, Question
+from glassloop.cluster.messages import Bulletin, Identity, Needs, Question, Transport
+from glassloop.cluster.stream import Delivery
 from glassloop.cluster.streams import ReplicaStreams
-from glassloop.cluster.transport import Transport
 from glassloop.diffuse.write import DiffusionRequest
-from glassloop.engine.protocol import Handover
+from glassloop.engine.protocol import Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
+from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 from glassloop.record.token import Pieces
@@ -39,7 +40,8 @@ _LOOK = 0.2  # seconds between two looks at the replicas
 
 
 class Fleet:
-    """The requests and questions of one ingress. `ClusterEngine` describes `stall` and `patience`."""
+    """The engine of a model that replicas compute: the requests and questions of one ingress. `ClusterModel`
+    describes the options."""
 
     def __init__(
         self,
@@ -47,10 +49,13 @@ class Fleet:
         board: Board,
         pieces: Pieces,
         *,
+        most_waiting: int = 1024,
         stall: float = STALL,
         patience: float = PATIENCE,
     ) -> None:
+        self.most_waiting = most_waiting
         self._board = board
+        self._identity: Identity | None = None
         session, numbers = os.urandom(8).hex(), count()
 
         def next_key() -> str:
@@ -80,23 +85,31 @@ class Fleet:
 
     # ── for any thread ─────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, request: Request, needs: Needs) -> None:
+    @property
+    def most_running(self) -> int:
+        return self.most_waiting
+
+    def submit(self, request: Request, may_refuse: bool = True) -> None:
+        waiting = sum(request.started is None for request in self._requests)
+        if may_refuse and waiting >= self.most_waiting:
+            raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
+        name, run = request.sampling.adapter, request.runs[0]
+        needs = Needs(self.identity, None if name is None else (name, run.adapters[name]))
         with self._door:
             self._check_open()
             self._post(self._add, request, needs)
 
-    def cancel(self, request: Request, wait: bool = False) -> None:
-        """Ends a request as cancelled. From inside its listener, no later token is delivered. With `wait`,
-        returns when nothing is computed for it any more."""
+    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
+        """Ends a request as cancelled, or one run of it, if it is no beam search. From inside its listener,
+        no later token is delivered. With `wait`, returns when nothing is computed for it any more."""
+        if run is not None and request.sampling.beam_width == 1:
+            self._post(self._cancel_run, request, run)
+            return
         self._streams.expect_cancel(request)
         self._post(self._cancel, request)
         if wait and threading.current_thread() is not self._thread:
             with suppress(RuntimeError):
                 self.call(self._gone(request)).result()
-
-    def cancel_run(self, request: Request, run: Run) -> None:
-        """Ends one run of a request, which is no beam search, soon."""
-        self._post(self._cancel_run, request, run)
 
     def check_may_wait(self) -> None:
         """Raises on the fleet's own thread, on which listeners are called."""
@@ -117,13 +130,25 @@ class Fleet:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @property
-    def unstarted(self) -> int:
-        return sum(request.started is None for request in self._requests)
-
-    @property
     def _requests(self) -> list[Request]:
         """The requests that have not ended."""
         return [*self._streams.requests, *self._diffusing.requests]
+
+    @property
+    def identity(self) -> Identity:
+        """The model and the op set of new requests: as before, as long as a replica has them."""
+        if self._identity is None or not self._board.usable(Needs(self._identity)):
+            reports = self._board.usable_reports()
+            if reports:
+                self._identity = reports[0].identity
+        if self._identity is None:
+            raise Unavailable("no replica has reported yet")
+        return self._identity
+
+    def statistics(self, model: str) -> list[Statistics]:
+        # The name that the replicas know may be a path.
+        reports = sorted(self._board.reports.items())
+        return [replace(report.statistics, model=model) for _, report in reports]
 
     def handovers(self) -> list[Handover]:
         return list(self._streams.handovers)

@@ -1,9 +1,11 @@
-"""The messages between an ingress and the engine replicas: plain values that can be pickled."""
+"""The messages between an ingress and the engine replicas, plain values that can be pickled, and `Transport`,
+which carries them."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
@@ -187,3 +189,20 @@ class Bulletin(NamedTuple):
 
 class Gone(Exception):
     """A replica that has died or cannot be reached."""
+
+
+class Transport(Protocol):
+    """Carries the calls of an ingress to the replicas, as `ServeTransport` does with Ray Serve. Raises `Gone`
+    if a replica cannot be reached."""
+
+    async def start(self, job: Job) -> None:
+        """Computes a job on a replica of the router's choice; returns when it has ended. If the caller stops
+        waiting, the job is cancelled."""
+
+    async def cancel(self, replica: str, key: str, session: str, run: int | None = None) -> None:
+        """Ends a job, or the run at this place of it."""
+
+    def open(self, replica: str, session: str) -> AsyncIterator[Bulletin]: ...
+
+    def ask(self, question: Question) -> AsyncIterator[Reply]:
+        """Asks a replica of the router's choice. If the caller stops listening, the call is cancelled."""

@@ -72,10 +72,10 @@ class EngineOptions:
     @property
     def resources(self) -> dict[str, Any]:
         """The resources that Ray sets aside for a replica."""
-        own: dict[str, Any] = {"num_cpus": self.threads or 1, "num_gpus": self.gpus}
+        resources: dict[str, Any] = {"num_cpus": self.threads or 1, "num_gpus": self.gpus}
         if self.memory is not None:
-            own["memory"] = self.memory
-        return own
+            resources["memory"] = self.memory
+        return resources
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AppOptions:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AppOptions:
         """Returns the options that a config file of Ray Serve gives as `args`. Raises if one is unknown."""
-        own = {"ingresses", "stall", "patience"}
+        of_app = {"ingresses", "stall", "patience"}
         of_engines = {each.name for each in fields(EngineOptions)} - {"model"}
         of_server = {"api_keys", "open_to_all", "keep", "store", "most_prompt", "timeout", "log_prompts"}
         of_server |= {"separate_keys"}
@@ -109,10 +109,10 @@ class AppOptions:
         models = [models] if isinstance(models, str) else models
         if not isinstance(models, list) or not models or not all(isinstance(each, str) for each in models):
             raise GlassloopError.about("models", "is not a list of names; at least one is expected")
-        known = own | of_engines | of_server | {"model", "models"}
+        names = of_app | of_engines | of_server | {"model", "models"}
         for name in values:
-            if name not in known:
-                raise GlassloopError(f"{name} is no option; one of {', '.join(sorted(known))} is expected")
+            if name not in names:
+                raise GlassloopError(f"{name} is no option; one of {', '.join(sorted(names))} is expected")
 
         def of(names: set[str]) -> dict[str, Any]:
             given = {name: each for name, each in values.items() if name in names}
@@ -124,7 +124,7 @@ class AppOptions:
         if isinstance(store := server.get("store"), str) and "://" not in store:
             server["store"] = Path(store)
         settings = ServerSettings(models[0], host="0.0.0.0", port=0, **server)
-        return cls(engines, settings, **of(own))
+        return cls(engines, settings, **of(of_app))
 
 
 def deployment_name(model: str) -> str:

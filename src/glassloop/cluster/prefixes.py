@@ -31,30 +31,30 @@ def digests(ids: Sequence[int], space: str = "") -> list[bytes]:
     """Returns the digest of every prefix of whole pages, the shortest first. Keys and values depend on the
     adapter that acted on the tokens, named by its SHA-256, and on the realm, and so does the digest
     (`Route.space`)."""
-    found, digest = [], _first(space)
+    digests, digest = [], _first(space)
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         digest = extended(digest, ids[start : start + PAGE])
-        found.append(digest)
-    return found
+        digests.append(digest)
+    return digests
 
 
-def cached_tokens(wanted: Sequence[bytes], known: Collection[bytes]) -> int:
+def cached_tokens(wanted: Sequence[bytes], cached: Collection[bytes]) -> int:
     """Returns how many tokens the longest known prefix has."""
     pages = 0
     for digest in wanted:
-        if digest not in known:
+        if digest not in cached:
             break
         pages += 1
     return pages * PAGE
 
 
 def summary(
-    tree: KVTree, known: dict[Node, bytes], adapters: Mapping[int, str] | None = None
+    tree: KVTree, digests: dict[Node, bytes], adapters: Mapping[int, str] | None = None
 ) -> frozenset[bytes]:
     """Returns the digests of the prefixes that a tree holds, of many those that were used last. `known` keeps
     digests from one call to the next; `adapters` has the SHA-256 of each by its number. For the engine's
     thread."""
-    found: dict[Node, bytes] = {}
+    latest: dict[Node, bytes] = {}
     hashes = {0: "", **(adapters or {})}
     queue = [
         (root, _first(hashes[number] + realm))
@@ -66,12 +66,12 @@ def summary(
         for child in [each for siblings in node.children.values() for each in siblings]:
             if child.ready < PAGE:
                 continue
-            own = known.get(child) or extended(digest, child.tokens)
-            found[child] = own
-            queue.append((child, own))
-    known.clear()
+            longer = digests.get(child) or extended(digest, child.tokens)
+            latest[child] = longer
+            queue.append((child, longer))
+    digests.clear()
     # Only the last page of a branch that is being computed can still change.
-    known.update((node, own) for node, own in found.items() if node.children or not node.refs)
-    if len(found) <= MOST:
-        return frozenset(found.values())
-    return frozenset(found[node] for node in nlargest(MOST, found, key=lambda node: node.used))
+    digests.update((node, digest) for node, digest in latest.items() if node.children or not node.refs)
+    if len(latest) <= MOST:
+        return frozenset(latest.values())
+    return frozenset(latest[node] for node in nlargest(MOST, latest, key=lambda node: node.used))

@@ -15,21 +15,21 @@ def open_ports() -> dict[str, list[int]]:
     import psutil  # Ray has it
 
     ports: dict[str, set[int]] = {}
-    own = psutil.Process()
-    for process in [own, *own.children(recursive=True)]:
+    this = psutil.Process()
+    for process in [this, *this.children(recursive=True)]:
         with suppress(psutil.Error):  # it has ended meanwhile
             for connection in process.net_connections(kind="tcp"):
                 if connection.status == psutil.CONN_LISTEN:
                     ports.setdefault(_plain(connection.laddr.ip), set()).add(connection.laddr.port)
-    return {address: sorted(found) for address, found in sorted(ports.items())}
+    return {address: sorted(numbers) for address, numbers in sorted(ports.items())}
 
 
 def told_ports(ports: dict[str, list[int]]) -> str:
     """Returns what the line at the start says of the ports."""
     parts = [
         f"{'all addresses' if ip_address(address).is_unspecified else address}"
-        f" ({'ports' if len(found) > 1 else 'port'} {', '.join(map(str, found))})"
-        for address, found in ports.items()
+        f" ({'ports' if len(numbers) > 1 else 'port'} {', '.join(map(str, numbers))})"
+        for address, numbers in ports.items()
     ]
     return f"Ray listens on {' and '.join(parts)} and needs its token"
 
@@ -54,11 +54,11 @@ def children_of_ray() -> list[Any]:
     """Returns the processes that Ray's own processes have started, such as agents and replicas."""
     import psutil
 
-    found: list[Any] = []
+    processes: list[Any] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            found += child.children(recursive=True)
-    return found
+            processes += child.children(recursive=True)
+    return processes
 
 
 def end(processes: Iterable[Any]) -> None:

@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 from glassloop.api.llm import LLM
-from glassloop.cluster.delivery import made_token
 from glassloop.cluster.messages import (
     Bulletin,
     Identity,
@@ -28,6 +27,7 @@ from glassloop.cluster.messages import (
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.prefixes import summary
 from glassloop.cluster.session import Session
+from glassloop.cluster.stream import made_token
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.kv_nodes import Node
@@ -95,21 +95,21 @@ class Replica:
 
     async def open(self, session: str) -> AsyncIterator[Bulletin]:
         """Yields what an ingress has to know, until it opens the next stream or some seconds have passed."""
-        own = self._session(session)
-        own.turn += 1
-        own.streams += 1
-        turn, until = own.turn, time.monotonic() + _OPEN_SECONDS
-        told: Report | None = None
+        listener = self._session(session)
+        listener.turn += 1
+        listener.streams += 1
+        turn, until = listener.turn, time.monotonic() + _OPEN_SECONDS
+        sent: Report | None = None
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_report())
         try:
-            while own.turn == turn and time.monotonic() < until:
-                report, told = None if self._report is told else self._report, self._report
-                yield Bulletin(own.take(), report)
-                await own.news(HEARTBEAT)
+            while listener.turn == turn and time.monotonic() < until:
+                report, sent = None if self._report is sent else self._report, self._report
+                yield Bulletin(listener.take(), report)
+                await listener.news(HEARTBEAT)
         finally:
-            own.streams -= 1
-            own.seen = time.monotonic()
+            listener.streams -= 1
+            listener.seen = time.monotonic()
 
     async def ask(self, question: Question) -> AsyncIterator[Reply]:
         """Calls the function of a question; yields its events and then its answer. If the caller stops
@@ -144,20 +144,22 @@ class Replica:
 
     def report(self) -> Report:
         """Returns the state of this replica. Takes a moment: not for the event loop's thread."""
-        (own,) = self.llm.statistics()
+        (now,) = self.llm.statistics()
         steps, when = self._summed
-        if own.steps != steps and time.monotonic() - when >= _SUMMARY_EVERY:
-            self._summed = own.steps, time.monotonic()
+        if now.steps != steps and time.monotonic() - when >= _SUMMARY_EVERY:
+            self._summed = now.steps, time.monotonic()
             self.llm.engine.call(self._sum_up)
-        told = replace(own, replica=self.name, node=self._node or own.node)
+        statistics = replace(now, replica=self.name, node=self._node or now.node)
         llm = self.llm
-        return Report(self._identity, told, self._room, dict(llm.adapters), llm.can_diffuse, self._prefixes)
+        return Report(
+            self._identity, statistics, self._room, dict(llm.adapters), llm.can_diffuse, self._prefixes
+        )
 
     def check_health(self) -> None:
         """Raises if the engine has work but has not finished a step for a long time."""
-        (own,) = self.llm.statistics()
-        if own.steps != self._progress[0] or not own.running + own.waiting:
-            self._progress = own.steps, time.monotonic()
+        (now,) = self.llm.statistics()
+        if now.steps != self._progress[0] or not now.running + now.waiting:
+            self._progress = now.steps, time.monotonic()
         elif time.monotonic() - self._progress[1] > _STUCK:
             raise GlassloopError(f"the engine has not finished a step for {_STUCK:g} s")
 
@@ -189,7 +191,7 @@ class Replica:
         prompt = list(job.prompt_ids)
         runs: list[Run] = []
         for each in job.runs:
-            run = llm.new_run(
+            run = llm.requests.new_run(
                 prompt, each.sampling, each.seed, salt=each.salt, prompt=None, sample=each.sample
             )
             run.id = each.id or run.id
@@ -197,14 +199,14 @@ class Replica:
             for token, record in zip(run.tokens, each.records, strict=False):
                 token.chosen = Chosen(record)
             if each.revision is not None:
-                told = each.revision
-                run.tokens = [made_token(token, llm.piece, each.sample) for token in told.tokens]
-                run.fork_at, run.revised, run.forks = told.fork_at, told.revised, dict(told.forks)
+                revision = each.revision
+                run.tokens = [made_token(token, llm.piece, each.sample) for token in revision.tokens]
+                run.fork_at, run.revised, run.forks = revision.fork_at, revision.revised, dict(revision.forks)
             if job.scored:
                 run.prompt_tokens = [self._known(id) for id in prompt[1:]]
             run.samples = runs
             runs.append(run)
-        built = llm.build(job.sampling)
+        built = llm.requests.build(job.sampling)
         drafts = job.drafts and llm.drafts
         request = Request(
             prompt,

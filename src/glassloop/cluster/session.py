@@ -70,8 +70,8 @@ class Session:
 
     def forget(self, key: str) -> None:
         """Drops a job, whose end has been told or is not wanted."""
-        for known in (self.requests, self._runs, self._ended, self._open_runs):
-            known.pop(key, None)
+        for by_key in (self.requests, self._runs, self._ended, self._open_runs):
+            by_key.pop(key, None)
         self._scored.discard(key)
 
     def _tell(self, key: str, run: Run, place: int, token: Token | None) -> None:
@@ -119,21 +119,20 @@ class Session:
         self._urgent.clear()
         self._has_urgent = False
         self._taken = time.monotonic()
-        told: list[News] = []
+        ends: list[News] = []
         gathered: dict[tuple[str, int], list[Token]] = {}
         ended = set()
         while self._events:
             key, place, tokens, end = self._events.popleft()
             if key not in self._runs:
                 continue
-            known = gathered.setdefault((key, place), [])
-            known.extend(tokens)
+            gathered.setdefault((key, place), []).extend(tokens)
             if isinstance(end, TakenBack):
-                told.append(self._of_run(key, place, gathered.pop((key, place)), False, end))
+                ends.append(self._of_run(key, place, gathered.pop((key, place)), False, end))
                 self._runs[key][place] = end.run
             elif end:
                 ended.add((key, place))
-        return told + [self._of_run(*run, tokens, run in ended) for run, tokens in gathered.items()]
+        return ends + [self._of_run(*run, tokens, run in ended) for run, tokens in gathered.items()]
 
     def _of_run(
         self, key: str, place: int, tokens: list[Token], ended: bool, taken: TakenBack | None = None

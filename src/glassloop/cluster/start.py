@@ -31,7 +31,6 @@ _LOCAL = {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",  # instead of 100
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # instead of 0.1
 }
-_DEPLOY_SECONDS = 900.0  # for the first replicas to load their model
 
 
 def need_ray() -> None:
@@ -43,12 +42,12 @@ def need_ray() -> None:
 
 @contextmanager
 def engines(options: AppOptions, address: str | None = None) -> Iterator[list[Any]]:
-    """Gives an engine for each model, whose replicas run until the block is left. Replicas of the same model
+    """Gives each model, whose replicas run until the block is left. Replicas of the same model
     that a cluster has already are used, and stay. A Ray of their own needs a token that only we have."""
     need_ray()
     token = private_token() if address is None else nullcontext()
-    with token, _engines(options, address) as made:
-        yield made
+    with token, _engines(options, address) as models:
+        yield models
 
 
 @contextmanager
@@ -65,7 +64,7 @@ def _engines(options: AppOptions, address: str | None) -> Iterator[list[Any]]:
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     deployed: list[str] = []
-    made: list[Any] = []
+    models: list[Any] = []
     try:
         serve.start(proxy_location="Disabled")
         for each in options.engines:
@@ -73,12 +72,12 @@ def _engines(options: AppOptions, address: str | None) -> Iterator[list[Any]]:
             if name not in serve.status().applications:
                 deployed.append(name)
                 _deploy(name, each)
-            made.append(_engine(name, each, options))
-        yield made
+            models.append(_model(name, each, options))
+        yield models
     finally:
         _silence_ray()
-        for engine in made:
-            engine.close()
+        for model in models:
+            model.close()
         started = ray_processes.children_of_ray() if address is None else []
         if address is None:
             serve.shutdown()
@@ -148,30 +147,11 @@ def _deploy(name: str, options: EngineOptions) -> None:
         raise GlassloopError(f"the replicas of {options.model} could not be started: {message}") from None
 
 
-def _engine(name: str, options: EngineOptions, app: AppOptions) -> Any:
-    """Returns the engine of a model whose replicas are deployed."""
+def _model(name: str, options: EngineOptions, app: AppOptions) -> Any:
+    """Returns a model whose replicas are deployed."""
     from ray import serve
 
+    from glassloop.cluster.ingress import model_of
+
     handle = serve.get_deployment_handle(deployment_name(options.model), app_name=name)
-    return engine_of(handle, name, options, app)
-
-
-def engine_of(handle: Any, application: str, options: EngineOptions, app: AppOptions) -> Any:
-    """Returns an engine that reaches replicas by a handle of Ray Serve, once one of them has reported."""
-    from glassloop.cluster.board import board_of
-    from glassloop.cluster.engine import ClusterEngine
-    from glassloop.cluster.serve_transport import ServeTransport
-
-    if not handle.is_initialized:
-        handle._init()  # makes the router, without which no replica is known
-    engine = ClusterEngine(
-        ServeTransport(handle),
-        board_of(application, deployment_name(options.model)),
-        options.model,
-        draft=options.draft is not False,
-        most_waiting=options.queue,
-        stall=app.stall,
-        patience=app.patience,
-    )
-    engine.wait(1, _DEPLOY_SECONDS)
-    return engine
+    return model_of(handle, name, options, app)

@@ -1,17 +1,21 @@
-"""A stream: the runs of a request that one job computes on some replica, with what has been delivered."""
+"""A stream: the runs of a request that one job computes on some replica, with what has been delivered; and
+`Delivery`, which turns messages of a replica into the record of a run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from glassloop.cluster.delivery import held_back, set_facts
-from glassloop.cluster.messages import Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
+from glassloop.cluster.messages import End, Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
 from glassloop.decode.chain import needs_record
+from glassloop.decode.chosen import Chosen
+from glassloop.engine.branch import BranchText
 from glassloop.engine.branching import revised
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.revise import place_to_take_back, salt_after, settled
 from glassloop.record.run import Run, TakenBack
+from glassloop.record.token import Pieces, Token
 
 _NO_FACTS = Facts(0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0)
 
@@ -92,14 +96,14 @@ class Stream:
 
     def continued(self) -> list[Stream]:
         """Returns the streams that continue the runs that have not ended."""
-        made = []
+        streams = []
         for group in self._groups():
             stream = Stream(self.request, group, self.needs, self._kept)
             stream.since, stream.deaths = self.since, self.deaths
             for run in group:
                 stream._before[run] = _sum(self._before.get(run, _NO_FACTS), self._facts.get(run, _NO_FACTS))
-            made.append(stream)
-        return made
+            streams.append(stream)
+        return streams
 
     def count(self, run: Run, facts: Facts) -> None:
         """Adds the counts of this attempt to those of earlier ones."""
@@ -109,30 +113,30 @@ class Stream:
         set_facts(run, total)
 
     def take_back_due(self) -> list[tuple[Run, TakenBack]]:
-        """Takes back what the replica would have taken back after the tokens that it has told, if it died
-        before it could tell that. Returns the runs that have ended by it, with their events."""
-        made = []
+        """Applies the revisions that the dead replica had decided on but not reported. Returns the runs that
+        they have ended, with their events."""
+        revised = []
         for run in self.open_runs:
             at = place_to_take_back(run, settled(run))
             if at is not None:
-                made.append((run, self.take_back(run, at, salt_after(run, at))))
-        return made
+                revised.append((run, self.take_back(run, at, salt_after(run, at))))
+        return revised
 
     def take_back(self, run: Run, to: int, salt: int, id: str | None = None) -> TakenBack:
         """Ends a run whose last tokens are taken back. Another one with the first `to` of them, which has
         this id on the replica, continues in its place; the event that tells of it is returned."""
-        made = revised(run, to, salt)
-        made.id = id or made.id
+        following = revised(run, to, salt)
+        following.id = id or following.id
         run.tail = held_back(self.request, run)
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"
         runs = self.request.runs
-        runs[runs.index(run)] = made
-        made.samples = runs
-        self.runs[self.runs.index(run)] = made
-        self._kept[made] = self._kept[run]
+        runs[runs.index(run)] = following
+        following.samples = runs
+        self.runs[self.runs.index(run)] = following
+        self._kept[following] = self._kept[run]
         if run in self._before:
-            self._before[made] = self._before[run]
-        return TakenBack(run.tokens[to], made, to, len(run.tokens) - to)
+            self._before[following] = self._before[run]
+        return TakenBack(run.tokens[to], following, to, len(run.tokens) - to)
 
     def _groups(self) -> list[list[Run]]:
         """Returns the runs that have not ended, those together that one job can continue: it has one list of
@@ -169,3 +173,50 @@ def _sum(before: Facts, after: Facts) -> Facts:
         before.accepted + after.accepted,
         before.draft_seconds + after.draft_seconds,
     )
+
+
+# ── messages of a replica ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Delivery:
+    """Makes the tokens of runs. `pieces` returns the text of a token by itself."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def token(self, data: TokenData, run: Run) -> Token:
+        return made_token(data, self._pieces, run.sample)
+
+    def prompt(self, records: list[TokenData], runs: list[Run], first: Run) -> None:
+        """Gives the records of the prompt to all runs that have none, or not all of them."""
+        tokens = [self.token(data, first) for data in records]
+        for run in runs:
+            run.prompt_tokens = max(run.prompt_tokens, tokens, key=len)
+
+    def finish(self, run: Run, end: End) -> None:
+        run.tail, run.error, run.beams = end.tail, end.error, end.beams
+        run.end = None if end.token is None else self.token(end.token, run)
+        run.finish_reason, run.stop_reason = end.reason, end.detail
+
+
+def made_token(data: TokenData, pieces: Pieces, sample: int) -> Token:
+    """Returns a token from the form in which it is sent."""
+    chosen = Chosen(data.record)
+    return Token(chosen, data.text, data.bytes, pieces, data.source, data.seconds, sample, data.refused)
+
+
+def set_facts(run: Run, facts: Facts) -> None:
+    """Writes what has been counted for a run into its record."""
+    timings, drafts = run.timings, run.drafts
+    run.cached_tokens, timings.queue, timings.prefill = facts.cached_tokens, facts.queue, facts.prefill
+    timings.decode, timings.preempted = facts.decode, facts.preempted
+    drafts.proposed, drafts.accepted, drafts.seconds = facts[5:]
+
+
+def held_back(request: Request, run: Run) -> str:
+    """Returns the text of a run that no token has shown yet: an unfinished character, a possible stop
+    string."""
+    text = BranchText(request.compiled)
+    for token in run.tokens:
+        text.feed(token.bytes, may_stop=False)
+    return text.flush()

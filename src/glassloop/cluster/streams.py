@@ -18,10 +18,8 @@ from time import perf_counter
 
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import MOST_DEATHS
-from glassloop.cluster.delivery import Delivery, held_back
-from glassloop.cluster.messages import Gone, Job, Needs, News
-from glassloop.cluster.stream import Stream
-from glassloop.cluster.transport import Transport
+from glassloop.cluster.messages import Gone, Job, Needs, News, Transport
+from glassloop.cluster.stream import Delivery, Stream, held_back
 from glassloop.decode.stop import Ending
 from glassloop.engine.loop import computes
 from glassloop.engine.protocol import Handover, Unavailable
@@ -35,7 +33,7 @@ _KEPT = 1000  # hand-overs that are remembered
 
 
 class ReplicaStreams:
-    """The open streams of an ingress, which replicas know as `session`. `ClusterEngine` describes `stall` and
+    """The open streams of an ingress, which replicas know as `session`. `ClusterModel` describes `stall` and
     `patience`."""
 
     def __init__(
@@ -115,10 +113,12 @@ class ReplicaStreams:
         if stream.moved is not None:
             source, reason, when = stream.moved
             stream.moved = None
-            told = sum(len(run.tokens) for run in stream.runs)
+            tokens = sum(len(run.tokens) for run in stream.runs)
             seconds = time.monotonic() - when
             first, owner = stream.runs[0].id, stream.request.owner
-            self.handovers.append(Handover(time.time(), first, told, source, replica, reason, seconds, owner))
+            self.handovers.append(
+                Handover(time.time(), first, tokens, source, replica, reason, seconds, owner)
+            )
             for run in stream.runs:
                 run.moves.append(Move(len(run.tokens), source, replica, reason))
 
@@ -305,14 +305,14 @@ class ReplicaStreams:
     def cancel_run(self, request: Request, run: Run) -> None:
         """Ends one run of a request as cancelled."""
         for stream in list(self._of_request.get(request, ())):
-            place = next((at for at, own in enumerate(stream.runs) if computes(own, run)), None)
+            place = next((at for at, each in enumerate(stream.runs) if computes(each, run)), None)
             if place is None or stream.runs[place] not in stream.open_runs:
                 continue
             run = stream.runs[place]
             if stream.replica is not None:
-                told = asyncio.create_task(self._cancel_there(stream.replica, stream.key, place))
-                self._telling.add(told)
-                told.add_done_callback(self._telling.discard)
+                telling = asyncio.create_task(self._cancel_there(stream.replica, stream.key, place))
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
             run.tail = held_back(request, run)
             run.finish_reason, run.stop_reason = CANCELLED
             stream.over.add(run)

@@ -21,7 +21,7 @@ from glassloop.record.passes import PassRecord
 from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 
 AFTER = "after"  # the key of `Run.diffusion` that only a run which fills a hole has: the tokens after it
@@ -64,7 +64,7 @@ class _Pilot:
         return False
 
 
-def never_in_hole(llm: LocalEngine, sampling: Sampling, mask: Mask) -> tuple[int, ...]:
+def never_in_hole(llm: LocalModel, sampling: Sampling, mask: Mask) -> tuple[int, ...]:
     """Returns the tokens that a hole cannot have: the mask, and those that end a text."""
     return (mask.token, *llm.tokenizer.eos_ids, *sampling.stop_token_ids)
 
@@ -75,7 +75,7 @@ def hole_record(options: Diffusion, mask: Mask, after: Sequence[int]) -> dict[st
 
 
 def fill_holes(
-    llm: LocalEngine,
+    llm: LocalModel,
     before: Sequence[int],
     after: Sequence[int],
     width: int,

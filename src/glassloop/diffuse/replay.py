@@ -18,18 +18,10 @@ from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
 from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
 from glassloop.engine.branching import peek_luck
+from glassloop.engine.compatibility import check_ids, replay_notes
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
-from glassloop.engine.replay import (
-    Luck,
-    NoSuchToken,
-    check_ids,
-    compare,
-    parts_of,
-    records_of,
-    replay_notes,
-    token_at,
-)
+from glassloop.engine.replay import Luck, NoSuchToken, compare, parts_of, records_of, token_at
 from glassloop.engine.tasks.masked import Masked, Pass
 from glassloop.engine.tasks.task import CANCELLED
 from glassloop.errors import GlassloopError, ModelError, SamplingError, TraceError
@@ -40,10 +32,10 @@ from glassloop.record.verdict import ReplayVerdict
 from glassloop.util.check import check_count, check_one_of
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 
-def recorded_filling(llm: LocalEngine, run: Run, strict: bool = True) -> tuple[Diffusion, list[int] | None]:
+def recorded_filling(llm: LocalModel, run: Run, strict: bool = True) -> tuple[Diffusion, list[int] | None]:
     """Returns the options with which the masks of a run were filled, and the tokens after them if it fills a
     hole. Raises if this model cannot fill them again; unless `strict`, one that knows its tokens can."""
     values = dict(run.diffusion or {})
@@ -62,14 +54,14 @@ def recorded_filling(llm: LocalEngine, run: Run, strict: bool = True) -> tuple[D
         DIFFUSION.check_recorded(run.sampling)
         check_revision(options, llm.mask)
         check_prompt(run)
-        after = None if after is None else llm.checked(after, "diffusion.after")
+        after = None if after is None else llm.requests.checked(after, "diffusion.after")
     except GlassloopError as error:
         raise TraceError(f"run {run.id}: {error}") from None
     return options, after
 
 
 def replay_passes(
-    llm: LocalEngine, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
+    llm: LocalModel, run: Run, first: int = 0, strict: bool = True, deadline: Deadline | None = None
 ) -> ReplayVerdict:
     """Fills the masks of a run once more, and compares every number of every pass and of every token from the
     place `first` on. Unless `strict`, a run of another model or adapter is compared too, and the verdict
@@ -96,10 +88,10 @@ def replay_passes(
 
 
 def _write(
-    llm: LocalEngine, run: Run, options: Diffusion, limit: Deadline
+    llm: LocalModel, run: Run, options: Diffusion, limit: Deadline
 ) -> tuple[list[Chosen], list[PassRecord]]:
     """Writes the text of a run once more. Returns its choices and passes."""
-    again = llm.new_run(
+    again = llm.requests.new_run(
         list(run.prompt_ids), run.sampling, run.seed, salt=run.salt, prompt=None, sample=run.sample
     )
     again.context, again.origin = run.context, run.origin.begun()
@@ -124,7 +116,7 @@ def _write(
 
 
 def _fill(
-    llm: LocalEngine, run: Run, options: Diffusion, after: list[int], limit: Deadline
+    llm: LocalModel, run: Run, options: Diffusion, after: list[int], limit: Deadline
 ) -> tuple[list[Chosen], list[PassRecord]]:
     """Fills the hole of a run once more. Returns its choices and passes."""
     width = run.passes[0].width if run.passes else len(run.tokens)
@@ -148,7 +140,7 @@ class _Once:
 
 
 def explain_fill(
-    llm: LocalEngine,
+    llm: LocalModel,
     run: Run,
     at: int,
     *,

@@ -20,8 +20,7 @@ from glassloop.decode.task_kinds import DIFFUSION
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
 from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.follow import Submitter, raise_error
-from glassloop.engine.generation import complete
+from glassloop.engine.follow import complete, raise_error
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
 from glassloop.engine.tasks.context import TaskContext
@@ -36,7 +35,8 @@ from glassloop.record.passes import MOST_CHANGES, PassRecord
 from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.language_model import LanguageModel
+    from glassloop.engine.local import LocalModel
     from glassloop.engine.protocol import Engine
 
 # Called after each pass of each run, on the engine's thread: it must be quick.
@@ -164,7 +164,7 @@ class DiffusionWriter(PassTask, RunWriter):
 
 
 def by_diffusion(
-    llm: Engine, request: Request, diffusion: Diffusion | Mapping[str, Any] | int | None = None
+    llm: LanguageModel, request: Request, diffusion: Diffusion | Mapping[str, Any] | int | None = None
 ) -> DiffusionRequest:
     """Returns a prepared request as one whose runs are written by diffusion. Raises if the model has no masks
     or the options cannot be combined."""
@@ -180,8 +180,22 @@ def by_diffusion(
     return DiffusionRequest(**plain, options=options, mask=mask)
 
 
+def prepare_diffusion(
+    llm: LanguageModel,
+    prompt: Prompt,
+    sampling: Sampling,
+    diffusion: Diffusion | Mapping[str, Any] | int | None = None,
+    **request_options: Any,
+) -> DiffusionRequest:
+    """Returns a request, as `LanguageModel.prepare` does, whose runs are written by diffusion. Without
+    `diffusion` its options are those of `sampling`, or the defaults."""
+    options = Diffusion.of(sampling.diffusion if diffusion is None else diffusion)
+    plain = llm.prepare(prompt, replace(sampling, diffusion=None), **request_options)
+    return by_diffusion(llm, plain, options)
+
+
 def diffuse(
-    llm: LocalEngine,
+    llm: LocalModel,
     prompt: Prompt,
     sampling: Sampling,
     diffusion: Diffusion | Mapping[str, Any] | int | None = None,
@@ -189,15 +203,14 @@ def diffuse(
     on_pass: OnPass | None = None,
     deadline: Deadline | None = None,
 ) -> Run:
-    """Writes the answer to a prompt; with n samples, all of them together. Returns the first run. Without
-    `diffusion` the options are those of `sampling`, or the defaults."""
-    options = Diffusion.of(sampling.diffusion if diffusion is None else diffusion)
-    request = by_diffusion(llm, llm.prepare(prompt, replace(sampling, diffusion=None)), options)
+    """Writes the answer to a prompt; with n samples, all of them together. Returns the first run.
+    `prepare_diffusion` has the options."""
+    request = prepare_diffusion(llm, prompt, sampling, diffusion)
     request.on_pass, request.deadline = on_pass, deadline
     return finish(llm, request)
 
 
-def finish(llm: LocalEngine, request: DiffusionRequest) -> Run:
+def finish(llm: LocalModel, request: DiffusionRequest) -> Run:
     """Computes a request to its end. Returns its first run; raises its error, and when the deadline has
     ended it."""
     complete(llm.engine, [request], progress=False)
@@ -208,7 +221,7 @@ def finish(llm: LocalEngine, request: DiffusionRequest) -> Run:
     return request.runs[0]
 
 
-def follow_passes(engine: Submitter, request: DiffusionRequest) -> Iterator[tuple[Run, PassRecord]]:
+def follow_passes(engine: Engine, request: DiffusionRequest) -> Iterator[tuple[Run, PassRecord]]:
     """Yields the passes of a request as they happen. Leaving the iteration early cancels the request."""
     engine.check_may_wait()
     queue: SimpleQueue[tuple[Run, PassRecord | None]] = SimpleQueue()

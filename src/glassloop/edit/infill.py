@@ -25,7 +25,7 @@ from glassloop.util.check import check_count, check_text
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 METHODS = ("rerank", "metropolis")
 HOLES = "holes"  # a method of `infill` only: masks propose, and "rerank" takes the best
@@ -37,7 +37,7 @@ DRAWN = Sampling(temperature=0.8)  # how replacements are drawn by default
 
 
 def infill(
-    llm: LocalEngine,
+    llm: LocalModel,
     before: str,
     after: str,
     tokens: int = 12,
@@ -75,7 +75,7 @@ def infill(
     sampling = sampling or DRAWN
     prompt, following = fixed_prompt(llm, before), llm.tokenizer.encode_inside(after)
     longer = "after" if len(following) > len(prompt) else "before"
-    llm.check_length(len(prompt) + tokens + len(following), longer, ", hole and other side included")
+    llm.requests.check_length(len(prompt) + tokens + len(following), longer, ", hole and other side included")
     draft = work.text(prompt, [])
     place = Place(draft, 0, 0, tokens, 0, tuple(following))
     ranked = method == "rerank"
@@ -96,7 +96,7 @@ def infill(
 
 
 def rewrite(
-    llm: LocalEngine,
+    llm: LocalModel,
     text: str,
     spans: Characters | Sequence[Characters],
     sampling: Sampling | None = None,
@@ -225,7 +225,7 @@ def _check_method(method: str, known: Sequence[str]) -> None:
 
 
 def _begin(
-    llm: LocalEngine,
+    llm: LocalModel,
     kind: TaskKind,
     tokens: int,
     candidates: int,
@@ -271,7 +271,7 @@ def _checked_spans(text: str, spans: object) -> list[Characters]:
     return wide
 
 
-def _pieces(llm: LocalEngine, text: str, spans: Sequence[Characters]) -> tuple[list[int], list[list[int]]]:
+def _pieces(llm: LocalModel, text: str, spans: Sequence[Characters]) -> tuple[list[int], list[list[int]]]:
     """Returns the tokens of the prompt, which is the text before the first span, and those of the pieces from
     there on: kept, span, kept, span, … Each piece is encoded by itself, so what is kept keeps its tokens."""
     prompt = fixed_prompt(llm, text[: spans[0][0]])

@@ -25,7 +25,7 @@ from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.edit.proposal import EditWork, Place
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 PROPOSERS = ("left", "diffusion")
 SEEN_AFTER = 64  # tokens after a span that the masks see
@@ -35,7 +35,7 @@ _AT_ONCE = 768  # tokens of a text that are looked at in one piece
 Surprise = dict[int, float]  # bits by token id
 
 
-def check_proposer(llm: LocalEngine, proposer: str, method: str = "rerank") -> None:
+def check_proposer(llm: LocalModel, proposer: str, method: str = "rerank") -> None:
     """Raises for a proposer that is unknown, or that the model or the method cannot work with."""
     if proposer not in PROPOSERS:
         expected = " or ".join(map(repr, PROPOSERS))
@@ -48,7 +48,7 @@ def check_proposer(llm: LocalEngine, proposer: str, method: str = "rerank") -> N
         check_masks(llm, "proposer", proposer)
 
 
-def check_masks(llm: LocalEngine, field: str, value: str) -> None:
+def check_masks(llm: LocalModel, field: str, value: str) -> None:
     """Raises if a model cannot fill masks, which this value of a field needs."""
     try:
         llm.mask  # noqa: B018  (raises if the model has none)
@@ -78,7 +78,7 @@ def fill_place(
     holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, llm.mask, work.deadline)
     made = []
     for number, (hole, own, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
-        run = llm.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
+        run = llm.requests.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
         characters = TextStream()
         for chosen in hole.chosen:
             data = llm.tokenizer.token_bytes(chosen.id)

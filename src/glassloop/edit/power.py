@@ -29,13 +29,13 @@ from glassloop.record.run import Run
 from glassloop.util.check import check_count, check_number
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 MOST_STEPS = 10_000
 
 
 def sharpen(
-    llm: LocalEngine,
+    llm: LocalModel,
     prompt: Any,
     alpha: float = 4.0,
     *,
@@ -51,7 +51,7 @@ def sharpen(
 
 
 def sharpen_all(
-    llm: LocalEngine,
+    llm: LocalModel,
     prompts: Sequence[Any],
     alpha: float = 4.0,
     *,
@@ -106,7 +106,7 @@ def _options(sampling: Sampling | None, alpha: float) -> Sampling:
 
 
 def _chain(
-    llm: LocalEngine, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
+    llm: LocalModel, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
 ) -> Generator[Request, None, Edit]:
     """Yields the requests of one chain, each of which has to be completed before the next, and returns the
     result."""
@@ -147,13 +147,13 @@ def _chain(
     )
 
 
-def _prepare(llm: LocalEngine, prompt: Any, sampling: Sampling) -> Request:
+def _prepare(llm: LocalModel, prompt: Any, sampling: Sampling) -> Request:
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         return llm.prepare_chat(prompt, sampling)
     return llm.prepare(prompt, sampling)
 
 
-def redraw(llm: LocalEngine, run: Run, at: int, salt: int, built: Compiled) -> Request:
+def redraw(llm: LocalModel, run: Run, at: int, salt: int, built: Compiled) -> Request:
     """Returns a request that draws the text anew from the token `at` on, with the options of `built`."""
     options = built.sampling
     assert options.seed is not None

@@ -24,14 +24,13 @@ from glassloop.edit.dice import Dice
 from glassloop.edit.masks import fill_place
 from glassloop.engine.branching import branch
 from glassloop.engine.deadline import Deadline, TimedOut, check_deadline
-from glassloop.engine.follow import raise_error
-from glassloop.engine.generation import as_completed
+from glassloop.engine.follow import as_completed, raise_error
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 PLAIN = Sampling(temperature=1.0, ignore_eos=True, logprobs=5)  # the model's own distribution, for scoring
 NEAR = 16  # tokens beside a span that may belong to a character which people see as one
@@ -142,7 +141,7 @@ def bits(run: Run, start: int, end: int) -> float:
     return -sum(token.raw_logprob for token in run.tokens[start:end]) / log(2)
 
 
-def complete_all(llm: LocalEngine, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
+def complete_all(llm: LocalModel, requests: Sequence[Request], deadline: Deadline | None = None) -> None:
     """Computes requests together and waits for all. Raises the first error of a run, or that of the deadline,
     after which nothing of them runs any more. A run that was cut short, by its own timeout or for want of
     memory, is an error too: what is made of it could not be replayed."""
@@ -163,7 +162,7 @@ def complete_all(llm: LocalEngine, requests: Sequence[Request], deadline: Deadli
 class EditWork:
     """What an edit computes with: the model, its luck, and a count of the tokens that it has paid for."""
 
-    def __init__(self, llm: LocalEngine, seed: int, deadline: Deadline | None = None) -> None:
+    def __init__(self, llm: LocalModel, seed: int, deadline: Deadline | None = None) -> None:
         check_deadline(deadline)
         self.llm = llm
         self.dice = Dice(seed)
@@ -202,9 +201,11 @@ class EditWork:
             request = self.branch(of, 0, ids)
             run = request.runs[0]
         else:
-            self.llm.check_length(len(prompt_ids))
+            self.llm.requests.check_length(len(prompt_ids))
             options = self._scoring(len(prompt_ids), len(ids))
-            run = self.llm.new_run(list(prompt_ids), options, self.dice.seed, salt=0, prompt=None, sample=0)
+            run = self.llm.requests.new_run(
+                list(prompt_ids), options, self.dice.seed, salt=0, prompt=None, sample=0
+            )
             run.samples = [run]
             request = self._score(run, ids, self.llm.compile(options))
         if ids:
@@ -231,7 +232,7 @@ class EditWork:
     def _scoring(self, prompt: int, tokens: int) -> Sampling:
         """Returns the options with which a text of so many tokens is scored after a prompt of so many.
         Raises if there is no room for them."""
-        self.llm.check_length(prompt + tokens, "text", ", the prompt included")
+        self.llm.requests.check_length(prompt + tokens, "text", ", the prompt included")
         return replace(PLAIN, max_tokens=max(1, tokens), seed=self.dice.seed)
 
     def _score(self, run: Run, ids: Sequence[int], built: Compiled) -> Request:

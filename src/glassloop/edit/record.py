@@ -22,7 +22,7 @@ from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.engine.deadline import Deadline
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 FORMAT = 1
 KINDS = ("infill", "rewrite", "repair", "sharpen")
@@ -161,7 +161,7 @@ class Edit:
 
     def replay(
         self,
-        llm: LocalEngine,
+        llm: LocalModel,
         *,
         check: Any = None,
         deadline: Deadline | None = None,

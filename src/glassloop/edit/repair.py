@@ -23,8 +23,8 @@ from glassloop.edit.proposal import EditWork, Place, Proposal
 from glassloop.edit.record import Edit
 from glassloop.edit.spans import apart, apply, borders, prompt_and_text, whole_characters
 from glassloop.edit.surprise import SurprisingToken, left_bits, measure
+from glassloop.engine.compatibility import check_continuable, check_run
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.replay import check_continuable, check_run
 from glassloop.engine.request import draw_seed
 from glassloop.errors import GlassloopError, TextError
 from glassloop.record.run import Run
@@ -32,7 +32,7 @@ from glassloop.util.check import check_count, check_number, check_text
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 Check = Callable[[str], object]  # returns a bool, a number, or an object with `passed` and `score`
 
@@ -60,7 +60,7 @@ class _Options:
 
 
 def repair(
-    llm: LocalEngine,
+    llm: LocalModel,
     text: str | Run,
     *,
     prompt: Any = None,
@@ -321,7 +321,7 @@ def _checked_sampling(text: str | Run, tokens: int, sampling: Sampling | None) -
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _tokens(llm: LocalEngine, text: str | Run, prompt: Any) -> tuple[list[int], list[int], str]:
+def _tokens(llm: LocalModel, text: str | Run, prompt: Any) -> tuple[list[int], list[int], str]:
     """Returns the tokens of the prompt, those of the text, and the beginning of the text that is part of the
     prompt since nothing is known of the first token of all."""
     if isinstance(text, Run):
@@ -339,7 +339,7 @@ def _tokens(llm: LocalEngine, text: str | Run, prompt: Any) -> tuple[list[int], 
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         prompt_ids = llm.tokenizer.encode_chat(prompt)
     else:
-        prompt_ids = llm.checked(prompt)
+        prompt_ids = llm.requests.checked(prompt)
     for name, given in (("text", text), ("prompt", prompt_ids)):
         if not given:
             raise TextError.about(name, "is empty; at least one token is expected")
@@ -354,7 +354,7 @@ def _plain(options: _Options) -> dict[str, Any]:
 
 
 def again(
-    llm: LocalEngine,
+    llm: LocalModel,
     prompt_ids: list[int],
     given: Mapping[str, Any],
     sampling: Sampling,
@@ -363,12 +363,12 @@ def again(
 ) -> Edit:
     """Makes a repair again from its record."""
     values = dict(given)
-    ids, head = llm.checked(values.pop("ids"), "ids"), values.pop("head")
+    ids, head = llm.requests.checked(values.pop("ids"), "ids"), values.pop("head")
     if values.pop("checked") and check is None:
         raise GlassloopError.about("check", "is missing; the edit was made with a verifier")
     options = _Options(**values)
     work = EditWork(llm, sampling.seed or 0, deadline)
-    draft = work.text(llm.checked(prompt_ids, "prompt_ids"), ids)
+    draft = work.text(llm.requests.checked(prompt_ids, "prompt_ids"), ids)
     if check is None:
         current, proposals = _unchecked(work, draft, sampling, options)
     else:

@@ -24,10 +24,10 @@ from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
 from glassloop.errors import GlassloopError, TraceError
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 
-def replay(edit: Edit, llm: LocalEngine, check: Any = None, deadline: Deadline | None = None) -> Replay:
+def replay(edit: Edit, llm: LocalModel, check: Any = None, deadline: Deadline | None = None) -> Replay:
     """Returns the verdict of `Edit.replay`. Raises if another model made the edit."""
     if edit.model_hash != llm.model_hash:
         raise TraceError(f"the edit was made by another model: {edit.model}, and this is {llm.name}")
@@ -51,7 +51,7 @@ def _kind_of(edit: Edit) -> TaskKind:
     return SHARPEN if edit.kind == "sharpen" else REWRITE
 
 
-def _again(edit: Edit, llm: LocalEngine, check: Any, deadline: Deadline | None) -> Edit:
+def _again(edit: Edit, llm: LocalModel, check: Any, deadline: Deadline | None) -> Edit:
     given = dict(edit.given)
     prompt_ids = given.pop("prompt_ids")
     sampling = changed(Sampling.from_dict(given.pop("sampling")), seed=edit.seed)

@@ -12,12 +12,12 @@ from glassloop.errors import GlassloopError, TextError
 from glassloop.record.run import Run
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 Characters = tuple[int, int]  # the first character of a span, and the one after its last
 
 
-def prompt_and_text(llm: LocalEngine, before: str, text: str) -> tuple[list[int], list[int]]:
+def prompt_and_text(llm: LocalModel, before: str, text: str) -> tuple[list[int], list[int]]:
     """Returns the token ids of the text that is fixed and of the text that continues it. At least one token
     must be fixed, since nothing is known of the first token of all: BOS if the model has it, or else the
     first token of the text."""
@@ -33,7 +33,7 @@ def prompt_and_text(llm: LocalEngine, before: str, text: str) -> tuple[list[int]
     return fixed, ids
 
 
-def fixed_prompt(llm: LocalEngine, before: str) -> list[int]:
+def fixed_prompt(llm: LocalModel, before: str) -> list[int]:
     """Returns the token ids of the text before a span; for an empty one, BOS."""
     if before:
         return prompt_and_text(llm, before, "")[0]

@@ -9,35 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import Lock
-from typing import Protocol
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.branch import BranchText
+from glassloop.engine.request_maker import ComputedModel, adapters_of
 from glassloop.errors import GlassloopError
-from glassloop.model.config import ModelConfig
-from glassloop.record.run import Maker, Run
+from glassloop.record.run import Run
 from glassloop.record.token import Token
 
 _LEDGER = Lock()  # of all `Run.forks`: two forks at one place must not get the same luck
 
 
-class BranchMaker(Maker, Protocol):
-    """What a branch needs of the engine that continues it."""
-
-    name: str
-    config: ModelConfig
-
-    @property
-    def op_set(self) -> str: ...
-
-    def adapters_of(self, sampling: Sampling) -> dict[str, str]: ...
-
-
 def branch(
-    llm: BranchMaker,
+    llm: ComputedModel,
     run: Run,
     at: int,
     sampling: Sampling,
@@ -66,7 +53,7 @@ def branch(
         salt=salt,
         sample=sample,
         plugins=plugins_of(sampling),
-        adapters=llm.adapters_of(sampling),
+        adapters=adapters_of(llm, sampling),
         prompt_tokens=list(run.prompt_tokens) if same_prompt else [],
         tokens=_kept(run, at, built),
     )

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glassloop.decode.defaults import check_sampling
 from glassloop.decode.plugins import check_stages
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import CONTINUE, FORK
 from glassloop.engine.branching import branch, new_luck
-from glassloop.engine.replay import check_continuable
+from glassloop.engine.compatibility import check_continuable
 from glassloop.engine.request import Request, runs_of
+from glassloop.engine.request_maker import RequestMaker
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.record.run import Run
 from glassloop.record.run_record import check_place
 from glassloop.util.check import check_text
 from glassloop.util.shown import shown
 
-if TYPE_CHECKING:
-    from glassloop.engine.request_maker import RequestMaker
-
 
 def fork_request(
-    llm: RequestMaker,
+    requests: RequestMaker,
     run: Run,
     at: int,
     *,
@@ -34,18 +32,19 @@ def fork_request(
     **overrides: Any,
 ) -> Request:
     """Returns the request of `LLM.fork`."""
+    llm = requests.llm
     check_continuable(llm, run)
     at = check_change(run, at, token, text)
     options, changed = fork_options(run, at, sampling, overrides)
     drawn = run.drawn_with(at)
     check_stages(options, drawn.plugins)
-    forced = _forced(llm, token, text)
+    forced = _forced(requests, token, text)
     name = "at" if text is None else "text"
-    llm.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
+    requests.check_length(len(run.prompt_ids) + at + len(forced), name, ", those before it included")
     if not forced and at >= options.max_tokens:
         kept = f"is {options.max_tokens}, and the fork keeps {at} tokens"
         raise SamplingError.about("max_tokens", f"{kept}; at least {at + 1} is expected")
-    built = llm.build(options)
+    built = requests.build(options)
     # Change one thing at a time: a fork that changes something keeps the luck; else the luck is what changes.
     if forced or changed:
         salts = [drawn.salt, *(new_luck(run, at, options.n - 1) if options.n > 1 else ())]
@@ -55,11 +54,19 @@ def fork_request(
 
     def make(seed: int, number: int) -> Run:
         salt = salts[number]
-        return branch(llm, run, at, options, built, seed=seed, salt=salt, reason=reason, sample=number)
+        return branch(
+            requests.llm, run, at, options, built, seed=seed, salt=salt, reason=reason, sample=number
+        )
 
     runs = runs_of(options, make)
     return Request(
-        run.prompt_ids, options, runs, forced=forced, drafts=llm.drafts, keep=llm.keep, built=built
+        run.prompt_ids,
+        options,
+        runs,
+        forced=forced,
+        drafts=requests.drafts,
+        keep=requests.llm.keep,
+        built=built,
     )
 
 
@@ -89,23 +96,23 @@ def fork_options(
     return options, replace(options, **same) != before
 
 
-def forked_run(llm: RequestMaker, run: Run, at: int, *, is_edit: bool) -> Run:
+def forked_run(requests: RequestMaker, run: Run, at: int, *, is_edit: bool) -> Run:
     """Returns a run that begins with the first `at` tokens of another run of this model and has its options:
     with the same luck if it continues with a text that is given, else with new luck."""
     drawn = run.options_at(at)
     salt = drawn.salt if is_edit else new_luck(run, at)[0]
     reason = "edited" if is_edit else "sampled"
-    built = llm.build(drawn.sampling)
-    return branch(llm, run, at, drawn.sampling, built, seed=drawn.seed, salt=salt, reason=reason)
+    built = requests.build(drawn.sampling)
+    return branch(requests.llm, run, at, drawn.sampling, built, seed=drawn.seed, salt=salt, reason=reason)
 
 
-def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> Request:
+def rest_request(requests: RequestMaker, run: Run, timeout: float | None = None) -> Request:
     """Returns a request that continues a cancelled or interrupted run, with its own options and luck.
 
     It takes at most `timeout` seconds, whatever the run's own options allow. The limit is the request's
     alone: the record of the run keeps the options that it was made with.
     """
-    check_continuable(llm, run)
+    check_continuable(requests.llm, run)
     sampling = run.sampling
     CONTINUE.check_recorded(sampling)
     if not run.cut_short:
@@ -114,24 +121,30 @@ def rest_request(llm: RequestMaker, run: Run, timeout: float | None = None) -> R
             "run", f"{ended}; an interrupted one is expected (a fork can go on from its end)"
         )
     check_stages(sampling, run.plugins)
-    llm.check_length(len(run.prompt_ids) + len(run.tokens) + len(run.pending))
+    requests.check_length(len(run.prompt_ids) + len(run.tokens) + len(run.pending))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
     own = replace(sampling, n=1, timeout=min(limits, default=None))
-    built = llm.compile(own)
+    built = requests.compile(own)
     return Request(
-        run.prompt_ids, own, [run], forced=list(run.pending), drafts=llm.drafts, keep=llm.keep, built=built
+        run.prompt_ids,
+        own,
+        [run],
+        forced=list(run.pending),
+        drafts=requests.drafts,
+        keep=requests.llm.keep,
+        built=built,
     )
 
 
-def _forced(llm: RequestMaker, token: int | str | None, text: str | None) -> list[int]:
+def _forced(requests: RequestMaker, token: int | str | None, text: str | None) -> list[int]:
     if text is not None:
-        return llm.tokenizer.encode(text, add_special=False, parse_special=False)
+        return requests.tokenizer.encode(text, add_special=False, parse_special=False)
     if token is None:
         return []
     if not isinstance(token, str):
-        return [llm.checked_id(token)]
-    found = llm.tokenizer.id_of(token)
-    if found is None:
-        problem = f"is {shown(token)}, which is no single token of {llm.name}; text= takes any text"
+        return [requests.checked_id(token)]
+    id = requests.tokenizer.id_of(token)
+    if id is None:
+        problem = f"is {shown(token)}, which is no single token of {requests.name}; text= takes any text"
         raise TextError.about("token", problem)
-    return [found]
+    return [id]

@@ -1,43 +1,33 @@
-"""`LocalEngine`: a model, its tokenizer and the engine's thread, in this process; `LLM` adds the methods for
-Python. Everything here may be called from any thread.
-"""
+"""`LocalModel`: a language model that computes in this process; `LLM` adds the methods for Python."""
 
 from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from glassloop.decode.defaults import sampling_of_model
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.adapters import AdapterNumber, LoadedAdapter
 from glassloop.engine.deadline import Deadline, check_deadline
-from glassloop.engine.follow import afollow, follow
-from glassloop.engine.logits import RowCache, logits_after
-from glassloop.engine.loop import Loop
-from glassloop.engine.memory import default_memory, parse_bytes
+from glassloop.engine.language_model import LanguageModel
+from glassloop.engine.loading import LoadedModel
+from glassloop.engine.logits import RowCache, logits_after, mean_hidden
 from glassloop.engine.owner import current_realm
-from glassloop.engine.protocol import DrafterKind, Engine, Statistics
-from glassloop.engine.request import Request
+from glassloop.engine.protocol import DrafterKind
+from glassloop.engine.request_maker import RequestMaker, adapters_of
 from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, LengthError
-from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
 from glassloop.model.holes import shipped_holes
-from glassloop.model.loader import ModelFiles
-from glassloop.model.registry import DEFAULT_MODEL, fetch
-from glassloop.ops import choose_ops
-from glassloop.ops.drafting import DraftOps
+from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
-from glassloop.record.token import Token
-from glassloop.text.pieces import Pieces
 from glassloop.util.check import check_count, check_path
 from glassloop.util.shown import shown
 
@@ -45,74 +35,45 @@ if TYPE_CHECKING:
     from glassloop.model.adapter import Adapter
     from glassloop.record.store.store import Store
 
+T = TypeVar("T")
 MOST_WAITING = 1024
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class LocalEngine(Engine):
-    """An engine that computes in this process: `LLM` says what its options are."""
+class LocalModel(LanguageModel):
+    """A model that computes in this process, on the thread `engine`. `store` keeps every run."""
 
-    _mask: Mask | None = None
-    _drafter: DrafterKind | None = None
-    _model = ""  # as it was given; a server changes `name`
+    engine: EngineThread
 
     def __init__(
-        self,
-        model: str | Path = DEFAULT_MODEL,
-        ops: str | None = None,
-        weights: str | None = None,
-        *,
-        kv_memory: int | str | None = None,
-        draft: bool | str | Path = True,
-        most_running: int | None = None,
-        most_waiting: int = MOST_WAITING,
-        store: Store | str | Path | bool | None = None,
-        adapters: Mapping[str, str | Path] | None = None,
+        self, loaded: LoadedModel, *, most_waiting: int = MOST_WAITING, store: Store | None = None
     ) -> None:
-        self.name = self._model = str(model)
-        self.store = None if store in (None, False) else _store(store)
-        memory = None if kv_memory is None else parse_bytes(kv_memory)
-        op_set = choose_ops(ops)
-        most_running = most_running or op_set.most_running
-        files = ModelFiles(fetch(self.name))
-        self.path, self.config = files.path, files.config
-        self.notes = files.notes  # what became of weights in a form that no op set has
-        self._weights = weights or "_".join(files.formats).lower()[:16] or None
-        self.default_sampling = sampling_of_model(self.name, files)
-        drafts: bool | DrafterFile = draft is True
-        if not isinstance(draft, bool) and is_drafter(draft):
-            if not isinstance(op_set, DraftOps):
-                raise GlassloopError(
-                    f"draft is a drafter's file, which needs the op set native, not {op_set.name}"
-                )
-            drafts = read_drafter(Path(draft), files.config)
-            draft = True
-        self.transformer, self.tokenizer = files.load(op_set, weights, drafts)
-        self._pieces = Pieces(self.tokenizer)
-        if memory is None:
-            memory = default_memory(self.transformer, most_running)
-        self.drafts = draft is not False
-        drafter = None
-        if not isinstance(draft, bool):
-            from glassloop.engine.drafting.draft_model import load_draft
-
-            drafter = load_draft(draft, self.tokenizer, self.ops, memory // 4)
-        pieces = self._pieces.__getitem__
-        loop = Loop(self.transformer, self.tokenizer, pieces, memory, most_running, drafter)
-        self.engine = EngineThread(loop, most_waiting)
+        self.engine = EngineThread(loaded.loop, most_waiting)
+        self.requests = RequestMaker(
+            self,
+            loaded.name,
+            loaded.loop.transformer.config,
+            loaded.loop.context.tokenizer,
+            default_sampling=loaded.default_sampling,
+            drafts=loaded.drafter is not None,
+            pieces=loaded.pieces,
+        )
+        self.path, self.notes = loaded.path, loaded.notes
+        self._loaded_as = loaded.name  # a server changes `name`
+        self._weights = loaded.weights
+        self._drafter = loaded.drafter
+        self._mask: Mask | None = None
         self._rows = RowCache(self.engine)
-        if self.store is not None:
-            self.store.on_removal(weakref.WeakMethod(self.forget))
         self._one_adapter = Lock()
+        self.store = store
+        if store is not None:
+            store.on_removal(weakref.WeakMethod(self.forget))
         # The engine must hold no reference to this object, or it would never be freed.
         weakref.finalize(self, self.engine.close)
-        self._drafter = "lookup" if self.drafts else None
-        if drafter is not None:
-            self._drafter = "model"
-        elif self.drafts and self.transformer.drafter is not None:
-            self._drafter = "drafter"
-        for adapter, path in (adapters or {}).items():
-            self.load_adapter(adapter, path)
+
+    @property
+    def transformer(self) -> Transformer:
+        return self.engine.loop.transformer
 
     @property
     def ops(self) -> str:
@@ -174,7 +135,7 @@ class LocalEngine(Engine):
             return 0
         loaded = self.engine.loop.adapters.loaded.get(name) if isinstance(name, str) else None
         if loaded is None:
-            self.adapters_of(Sampling(adapter=name))
+            adapters_of(self, Sampling(adapter=name))
             raise GlassloopError.about("adapter", f"{shown(name)} was unloaded meanwhile")
         return loaded.number
 
@@ -186,7 +147,7 @@ class LocalEngine(Engine):
         config = self.config
         if config.mask_token is not None:
             return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
-        if self._mask is None and (file := shipped_holes(self._model)) is not None:
+        if self._mask is None and (file := shipped_holes(self._loaded_as)) is not None:
             self.load_holes(file)
         if self._mask is None:
             raise GlassloopError(
@@ -197,37 +158,26 @@ class LocalEngine(Engine):
 
     @property
     def can_diffuse(self) -> bool:
-        known = self.config.mask_token is not None or self._mask is not None
-        return known or shipped_holes(self._model) is not None
+        has_mask = self.config.mask_token is not None or self._mask is not None
+        return has_mask or shipped_holes(self._loaded_as) is not None
 
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else
         that the model computes."""
         from glassloop.model.adapter import Adapter, read_adapter
 
-        made = adapter
-        if not isinstance(made, Adapter):
-            made = read_adapter(check_path("adapter", adapter), self.config)
-        if made.mask_token is None or not 0 <= made.mask_token < self.config.vocab_size:
+        holes = adapter
+        if not isinstance(holes, Adapter):
+            holes = read_adapter(check_path("adapter", holes), self.config)
+        if holes.mask_token is None or not 0 <= holes.mask_token < self.config.vocab_size:
             raise GlassloopError(
-                f"adapter {made.name} has no mask token; one made for masked rows is expected"
+                f"adapter {holes.name} has no mask token; one made for masked rows is expected"
             )
         numbers: list[int] = []
-        self.engine.call(lambda: numbers.append(self.transformer.load_adapter(made)))
-        self._mask = Mask(made.mask_token, numbers[0], sha256=made.sha256)
+        self.engine.call(lambda: numbers.append(self.transformer.load_adapter(holes)))
+        self._mask = Mask(holes.mask_token, numbers[0], sha256=holes.sha256)
 
     # ── computing ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def submit(self, request: Request, may_refuse: bool = True) -> None:
-        if request.built is None:
-            request.built = self.build(request.sampling)
-        self.engine.submit(request, may_refuse)
-
-    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
-        self.engine.cancel(request, wait, run)
-
-    def check_may_wait(self) -> None:
-        self.engine.check_may_wait()
 
     def after_step(self, job: Callable[[], object]) -> None:
         self.engine.after_step(job)
@@ -240,44 +190,41 @@ class LocalEngine(Engine):
             self._rows.forget(text, realm)
         self.engine.call(lambda: self.engine.loop.forget(run.id, texts, realm))
 
-    def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
-        """Yields the tokens of a prepared request. Leaving the iteration cancels it. With `settled`, a token
-        comes when it cannot be taken back any more (`Sampling.revise`)."""
-        tokens = follow(self.engine, request)
-        if settled and request.sampling.revise:
-            from glassloop.engine.tasks.revise import settled_tokens
-
-            return settled_tokens(tokens, request.sampling.revise_window)
-        return tokens
-
-    def afollow(self, request: Request) -> AsyncIterator[Token]:
-        return afollow(self.engine, request)
-
     def logits(
         self, token_ids: Sequence[int], first: int | None = None, adapter: str | None = None
     ) -> Float32:
         """Returns the logits after each token from the place `first` on, by default after the last one:
         [tokens, vocabulary]. What is in the cache is not computed again."""
-        ids = self.checked(token_ids, "token_ids")
-        self.check_length(len(ids), "token_ids")
+        ids = self.requests.checked(token_ids, "token_ids")
+        self.requests.check_length(len(ids), "token_ids")
         place = len(ids) - 1 if first is None else check_count("first", first, 0, len(ids) - 1, "a place")
         return np.stack(list(logits_after(self.engine, ids, place, None, self.adapter_number(adapter))))
 
+    def logits_row(self, ids: Sequence[int], adapter: str | None, deadline: Deadline | None) -> Float32:
+        """Returns the logits after these tokens, [vocabulary]; the rows that were asked for last are kept."""
+        return self._rows.row(ids, deadline, self.adapter_number(adapter))
+
     def embed(self, token_ids: Sequence[int], *, deadline: Deadline | None = None) -> Float32:
         """Returns the mean of the last hidden states of all tokens, [dim]."""
-        from glassloop.engine.hidden import mean_hidden
-
         check_deadline(deadline)
-        ids, context = self.checked(token_ids, "token_ids"), self.config.context
+        ids, context = self.requests.checked(token_ids, "token_ids"), self.config.context
         if not 1 <= len(ids) <= context:
             raise LengthError.about("token_ids", f"has {len(ids)} tokens; 1 to {context} are expected")
         return mean_hidden(self.engine, ids, deadline)
 
-    # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
+    def apply(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: Deadline | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> T:
+        if on_event is not None:
+            options["on_event"] = on_event
+        return function(self, *args, deadline=deadline, **options)
 
-    def statistics(self) -> list[Statistics]:
-        """Returns the load and the counters of this engine."""
-        return [self.engine.statistics(self.name)]
+    # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 
     def has_room(self, tokens: int) -> bool:
         return self.engine.loop.tree.room_for(tokens)
@@ -288,7 +235,7 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         """Ends what runs, as cancelled, and frees the engine."""
-        self.engine.close()
+        super().close()
         if self.store is not None:
             self.store.flush()
 
@@ -297,13 +244,13 @@ def computed_texts(run: Run) -> list[list[int]]:
     """Returns the token ids of all texts that were computed for a run: its own, and those of the beams of its
     search."""
     texts, inner = [run.prompt_ids + run.token_ids], {beam.parent for beam in run.beams}
-    known = {beam.number: beam for beam in run.beams}
+    nodes = {beam.number: beam for beam in run.beams}
     for beam in run.beams:
         if beam.number not in inner:
-            text, at = list[int](), known.get(beam.number)
+            text, at = list[int](), nodes.get(beam.number)
             while at is not None:
                 text.append(at.id)
-                at = None if at.parent is None else known.get(at.parent)
+                at = None if at.parent is None else nodes.get(at.parent)
             texts.append(run.prompt_ids + text[::-1])
     return texts
 
@@ -313,9 +260,3 @@ def check_adapter_name(name: str) -> None:
     if not isinstance(name, str) or not _ADAPTER_NAME.fullmatch(name):
         expected = "letters, digits, '.', '_' and '-', at most 64, are expected"
         raise GlassloopError.about("adapter", f"is {shown(name)}; {expected}")
-
-
-def _store(store: Any) -> Store | None:
-    from glassloop.record.store.store import Store
-
-    return Store.of(store)

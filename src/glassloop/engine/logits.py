@@ -1,6 +1,6 @@
-"""The logits of known tokens, or what another program gives for them.
+"""What the model computes for known tokens: logits, the mean of the hidden states, or what a lens reads.
 
-They are computed by readings, so they wait their turn, share steps with everything else that runs, and use
+All of it is computed by readings, which wait their turn, share steps with everything else that runs, and use
 what is cached.
 """
 
@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
+
+import numpy as np
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.owner import current_realm
@@ -22,6 +24,7 @@ from glassloop.ops.quant import Float32
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again
 _SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
+_SUMMED = 128  # rows of hidden states that are added up before they are added to the rest
 
 
 def logits_after(
@@ -54,9 +57,9 @@ def computed_after(
 ) -> Any:
     """Returns what `compute` gives for the tokens from the place `first` on, in a call of its own. They are
     computed in one step, so they must be few."""
-    found: list[Any] = []
-    read(engine, ids, first, found.append, RowProgram(compute, together=False), deadline, None, adapter)
-    return found[0]
+    results: list[Any] = []
+    read(engine, ids, first, results.append, RowProgram(compute, together=False), deadline, None, adapter)
+    return results[0]
 
 
 def read(
@@ -98,6 +101,44 @@ def compute_all(engine: EngineThread, readings: Sequence[Reading], may_refuse: b
         raise
 
 
+def mean_hidden(engine: EngineThread, ids: Sequence[int], deadline: Deadline | None = None) -> Float32:
+    """Returns the mean of the last hidden states of all tokens, [dim]. Every token is computed, whatever is
+    cached: keys and values are kept, hidden states are not."""
+    transformer = engine.loop.transformer
+    mean = _Mean(transformer.config.dim)
+    read(engine, ids, 0, mean.add, RowProgram(transformer.hidden, together=True), deadline)
+    return mean.result()
+
+
+class _Mean:
+    """The mean of rows. They are added up in blocks of the same rows in whatever pieces they come, so every
+    bit of the result is the same."""
+
+    def __init__(self, dim: int) -> None:
+        self._total = np.zeros(dim, np.float64)
+        self._block = np.empty((_SUMMED, dim), np.float32)
+        self._filled = 0
+        self._rows = 0
+
+    def add(self, rows: Float32) -> None:
+        while len(rows):
+            taken = rows[: _SUMMED - self._filled]
+            self._block[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            if self._filled == _SUMMED:
+                self._empty()
+            rows = rows[len(taken) :]
+
+    def result(self) -> Float32:
+        self._empty()
+        return (self._total / self._rows).astype(np.float32)
+
+    def _empty(self) -> None:
+        self._total += self._block[: self._filled].astype(np.float64).sum(axis=0)
+        self._rows += self._filled
+        self._filled = 0
+
+
 class RowCache:
     """The rows of logits after the texts that were asked about last."""
 
@@ -111,18 +152,18 @@ class RowCache:
     def forget(self, text: Sequence[int], realm: str = "") -> None:
         """Drops the rows after the beginnings of a text: those of one realm, if it is given, else of all."""
         with self._lock:
-            for own, key in list(self._rows):
-                if (not realm or own == realm) and list(key[1:]) == list(text[: len(key) - 1]):
-                    del self._rows[own, key]
+            for whose, key in list(self._rows):
+                if (not realm or whose == realm) and list(key[1:]) == list(text[: len(key) - 1]):
+                    del self._rows[whose, key]
 
     def row(self, ids: Sequence[int], deadline: Deadline | None = None, adapter: int = 0) -> Float32:
         """Returns the logits after these tokens. Not for the engine's thread."""
         key = current_realm(), (adapter, *ids)
         with self._lock:
-            known = self._rows.get(key)
-            if known is not None and known[0] is adapter:
+            cached = self._rows.get(key)
+            if cached is not None and cached[0] is adapter:
                 self._rows.move_to_end(key)
-                return known[1]
+                return cached[1]
         row = next(logits_after(self._engine, ids, len(ids) - 1, deadline, adapter))
         row.flags.writeable = False  # threads share it, and an op set may use a row as its scratch memory
         with self._lock:

@@ -16,10 +16,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def parse_bytes(text: str | int, name: str = "kv_memory") -> int:
     """Reads a number of bytes: 2000000, "512MB", "2 GiB", "1.5g"."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", str(text).upper())
-    if found is None or isinstance(text, bool):
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", str(text).upper())
+    if match is None or isinstance(text, bool):
         raise GlassloopError(f"{name} is {text!r}; a number of bytes such as 512MB or 2GB is expected")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def default_memory(transformer: Transformer, most_running: int) -> int:

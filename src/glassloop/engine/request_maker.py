@@ -1,13 +1,14 @@
-"""`RequestMaker`: turns prompts, options and runs into requests, checked, before anything is computed.
+"""`RequestMaker`: turns prompts and options into requests, checked, before anything is computed.
 
-It needs the tokenizer and the config of a model, not its weights. `LLM` computes what it makes; in a
-cluster, replicas elsewhere do.
+It needs the tokenizer and the config of a model, not its weights. Every language model has one, whether this
+process, replicas or another server compute what it makes.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from glassloop.record.messages import Message, recorded
 from glassloop.record.run import Maker, Run
 from glassloop.text.pieces import Pieces
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.util.check import check_count, check_number, check_text
+from glassloop.util.check import check_count, check_text
 from glassloop.util.shown import shown
 
 Prompt = str | Sequence[int]
@@ -46,50 +47,77 @@ def check_priority(priority: object) -> None:
     check_count("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
 
 
-class RequestMaker(Maker):
-    """A model as far as requests need it: its name, config, tokenizer and default options."""
+class ComputedModel(Maker, Protocol):
+    """A model as far as requests and runs depend on where and with what it is computed."""
 
-    name: str
-    config: ModelConfig
-    tokenizer: Tokenizer
-    default_sampling: Sampling
-    drafts: bool  # whether requests may use speculative decoding
-    _pieces: Pieces
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
 
     @property
     def op_set(self) -> str:
         """The op set that computes the requests, with its instruction set if it has several."""
-        raise NotImplementedError
 
     @property
     def kv_memory(self) -> int:
         """The number of bytes that keys and values may take."""
-        raise NotImplementedError
-
-    @property
-    def keep(self) -> Callable[[Run], None] | None:
-        """A function that is given every run at its end, or None."""
-        return None
 
     @property
     def adapters(self) -> Mapping[str, str]:
         """The SHA-256 of each adapter that is loaded, by its name."""
-        return {}
 
-    def adapters_of(self, sampling: Sampling) -> dict[str, str]:
-        """Returns the adapter that options name, with its SHA-256. Raises if it is not loaded."""
-        name = sampling.adapter
-        if name is None:
-            return {}
-        if name not in self.adapters:
-            known = ", ".join(map(shown, self.adapters))
-            expected = f"one of {known} is expected" if known else "no adapter is loaded"
-            raise SamplingError.about("adapter", f"is {shown(name)}; {expected}")
-        return {name: self.adapters[name]}
+    @property
+    def keep(self) -> Callable[[Run], None] | None:
+        """A function that is given every run at its end, or None."""
 
     def has_room(self, tokens: int) -> bool:
         """Returns whether a branch of this many tokens fits into the memory for keys and values."""
-        raise NotImplementedError
+
+
+def adapters_of(llm: ComputedModel, sampling: Sampling) -> dict[str, str]:
+    """Returns the adapter that options name, with its SHA-256. Raises if it is not loaded."""
+    name = sampling.adapter
+    if name is None:
+        return {}
+    loaded = llm.adapters
+    if name not in loaded:
+        names = ", ".join(map(shown, loaded))
+        expected = f"one of {names} is expected" if names else "no adapter is loaded"
+        raise SamplingError.about("adapter", f"is {shown(name)}; {expected}")
+    return {name: loaded[name]}
+
+
+class RequestMaker:
+    """Makes the requests of one language model, `llm`, which the runs refer to. The model holds its maker, so
+    the maker refers to it weakly: nothing but its users keeps a model in memory."""
+
+    def __init__(
+        self,
+        llm: ComputedModel,
+        name: str,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        *,
+        default_sampling: Sampling | None = None,
+        drafts: bool = True,
+        pieces: Pieces | None = None,
+    ) -> None:
+        self._llm = weakref.ref(llm)
+        self.name = name  # of the model, in records and messages
+        self.config = config
+        self.tokenizer = tokenizer
+        self.default_sampling = default_sampling or Sampling()
+        self.drafts = drafts  # whether requests may use speculative decoding
+        self._pieces = Pieces(tokenizer) if pieces is None else pieces
+
+    @property
+    def llm(self) -> ComputedModel:
+        llm = self._llm()
+        if llm is None:
+            raise GlassloopError(f"the model {self.name} is not in memory any more")
+        return llm
 
     def prepare(
         self,
@@ -114,36 +142,42 @@ class RequestMaker(Maker):
         else:
             ids = self.checked(prompt)
         self.check_length(len(ids))
-        talk = None if messages is None else recorded(messages)
+        conversation = None if messages is None else recorded(messages)
 
         def make(seed: int, number: int) -> Run:
             salt = 0 if sampling.beam_width > 1 else number  # all results of a search have the same luck
-            return self.new_run(ids, sampling, seed, salt=salt, prompt=text, sample=number, messages=talk)
+            return self.new_run(
+                ids, sampling, seed, salt=salt, prompt=text, sample=number, messages=conversation
+            )
 
         runs = runs_of(sampling, make)
         built = compiled or self.build(sampling)
         return Request(
-            ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.keep, built=built
+            ids, sampling, runs, listener, priority, drafts=self.drafts, keep=self.llm.keep, built=built
         )
 
-    def prepare_chat(
+    def request(
         self,
-        messages: Messages,
-        sampling: Sampling | None = None,
-        *,
-        priority: int = 0,
-        template: Mapping[str, Any] | None = None,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        runs: list[Run],
+        forced: list[int],
+        built: Compiled | GlassloopError,
     ) -> Request:
-        """Returns a request for the next turn of a conversation. `template` has variables of the model's chat
-        template, and `continue_final`: True continues the last message. A name that the template does not
-        have is an error."""
+        """Returns a request whose runs exist already, and continue with the tokens `forced`."""
+        return Request(
+            prompt_ids, sampling, runs, forced=forced, drafts=self.drafts, keep=self.llm.keep, built=built
+        )
+
+    def encode_chat(self, messages: Messages, template: Mapping[str, Any] | None = None) -> list[int]:
+        """Returns the prompt of a conversation, as the model's chat template with these variables writes it.
+        Raises for a variable that the template does not have."""
         values = template_values(template)
         for name in values:
             if not self.has_variable(name):
                 problem = f"is not a variable of the chat template of {self.name}"
                 raise TextError.about(f"template.{name}", problem)
-        ids = self.tokenizer.encode_chat(messages, **values)
-        return self.prepare(ids, sampling, messages=messages, priority=priority)
+        return self.tokenizer.encode_chat(messages, **values)
 
     def has_variable(self, name: str) -> bool:
         """Returns whether the model's chat template has a variable that a request may set."""
@@ -163,32 +197,6 @@ class RequestMaker(Maker):
             return self.compile(sampling)
         except GlassloopError as error:
             return error
-
-    def prepare_fork(
-        self,
-        run: Run,
-        at: int,
-        *,
-        listener: Listener = ignore,
-        priority: int = 0,
-        **changes: Any,
-    ) -> Request:
-        """Returns the request that `fork` runs with the same changes: `token`, `text` or options."""
-        from glassloop.engine.fork import fork_request
-
-        check_priority(priority)
-        made = fork_request(self, run, at, **changes)
-        made.listener, made.priority = listener, priority
-        return made
-
-    def prepare_rest(self, run: Run, *, timeout: float | None = None) -> Request:
-        """Returns a request that continues a run which was cancelled or interrupted, with the same tokens as
-        if it had not been. `timeout` is for the rest, where the run's own is longer or missing."""
-        from glassloop.engine.fork import rest_request
-
-        if timeout is not None:
-            check_number("timeout", timeout, 0, 1e9)
-        return rest_request(self, run, timeout)
 
     def piece(self, token: int) -> str:
         """Returns the text of a token by itself."""
@@ -226,13 +234,13 @@ class RequestMaker(Maker):
             self.config.context,
             sampling,
             salt,
-            self.op_set,
+            self.llm.op_set,
             prompt,
             messages=messages,
             sample=sample,
             plugins=plugins_of(sampling),
-            adapters=self.adapters_of(sampling),
-            llm=self,
+            adapters=adapters_of(self.llm, sampling),
+            llm=self.llm,
         )
 
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
@@ -266,6 +274,6 @@ class RequestMaker(Maker):
         if length >= self.config.context:
             room = f"{self.name} has room for {self.config.context}, the answer included"
             raise LengthError.about(name, f"has {length} tokens{note}; {room}")
-        if not self.has_room(length + 1):
-            room = f"for whose keys and values kv_memory has no room ({self.kv_memory} bytes)"
+        if not self.llm.has_room(length + 1):
+            room = f"for whose keys and values kv_memory has no room ({self.llm.kv_memory} bytes)"
             raise LengthError.about(name, f"has {length} tokens{note}, {room}")

@@ -33,6 +33,8 @@ class Load(NamedTuple):
 
 
 class EngineThread:
+    """The engine of a model in this process: an `Engine` that also computes readings."""
+
     def __init__(self, loop: Loop, most_waiting: int) -> None:
         self.loop = loop
         self.most_waiting = most_waiting
@@ -42,6 +44,10 @@ class EngineThread:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._garbage = Garbage()
+
+    @property
+    def most_running(self) -> int:
+        return self.loop.scheduler.most_running
 
     def submit(self, request: Request | Reading, may_refuse: bool = True) -> None:
         """Queues a request. Its listener, or the thread that waits for the reading, is told of the rest."""
@@ -114,12 +120,12 @@ class EngineThread:
         requests = {task.request for task in waiting} - {task.request for task in running}
         return Load(len(requests) + self._open, len(running))
 
-    def statistics(self, model: str) -> Statistics:
-        """Returns the load and the counters, as they are now. May be called from any thread."""
+    def statistics(self, model: str) -> list[Statistics]:
+        """Returns the load and the counters, as they are now."""
         from platform import node
 
         counters, tree, load = self.loop.counters, self.loop.tree, self.load
-        return Statistics(
+        now = Statistics(
             replica="",
             pid=os.getpid(),
             node=node(),
@@ -142,6 +148,7 @@ class EngineThread:
             prompt_tokens=counters.prompt_tokens,
             prompt_tokens_cached=counters.prompt_tokens_cached,
         )
+        return [now]
 
     def close(self) -> None:
         """Ends what runs, as cancelled, and the thread."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.request_maker import adapters_of
 from glassloop.evaluate.analyse import ItemOutcome
 from glassloop.evaluate.methods import MethodSpec
 from glassloop.evaluate.progress import EvaluationProgress
@@ -34,7 +35,7 @@ class EvaluationSettings:
     def header(self, task: EvaluationTask, llm: LLM) -> dict[str, Any]:
         """Returns the header of the record. Methods and the number of items are not in it: both may be
         added to."""
-        adapters = llm.adapters_of(self.sampling)
+        adapters = adapters_of(llm, self.sampling)
         return {
             "what": "methods",
             "task": task.name,

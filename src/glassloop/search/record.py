@@ -22,7 +22,7 @@ from glassloop.search.verdict import Verdict
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 VERSION = 1
 
@@ -44,7 +44,7 @@ class Replayed:
 
 
 def replay(
-    solution: Solution, llm: LocalEngine | None = None, *, method: Search | None = None, **given: Any
+    solution: Solution, llm: LocalModel | None = None, *, method: Search | None = None, **given: Any
 ) -> Replayed:
     """Makes a search again and compares. Verdicts and the cut of a time limit are taken from the record."""
     from glassloop.search.solve import prepare_again
@@ -99,7 +99,7 @@ def save(solution: Solution, path: str | os.PathLike[str]) -> None:
     write(path, [each.run for each in solution.paths])
 
 
-def load(path: str | os.PathLike[str], llm: LocalEngine | None = None) -> Solution:
+def load(path: str | os.PathLike[str], llm: LocalModel | None = None) -> Solution:
     runs = read(path)
     for run in runs:
         run.attach(llm)

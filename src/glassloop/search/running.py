@@ -36,7 +36,7 @@ from glassloop.search.verdict import Extractor, Verdict, Verifier, answer_of
 from glassloop.search.voting import votes_of
 
 if TYPE_CHECKING:
-    from glassloop.engine.protocol import Engine
+    from glassloop.engine.language_model import LanguageModel
 
 _MOST_TOKENS = 1 << 31
 _LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
@@ -71,7 +71,7 @@ class Running:
 
     def __init__(
         self,
-        llm: Engine,
+        llm: LanguageModel,
         question: Request,
         method: Search,
         budget: Budget,
@@ -200,7 +200,7 @@ class Running:
 
     def new_path(self) -> Path:
         number, base = len(self._roots), self._base
-        run = self.llm.new_run(
+        run = self.llm.requests.new_run(
             base.prompt_ids,
             self._sampling,
             base.seed,
@@ -222,7 +222,7 @@ class Running:
             most = len(parent.run.tokens)
             raise GlassloopError.about("at", f"is {at}; a number of tokens from 0 to {most} is expected")
         forced = encode_forced(self.llm.tokenizer, text) if text else []
-        run = forked_run(self.llm, parent.run, at, is_edit=bool(forced))
+        run = forked_run(self.llm.requests, parent.run, at, is_edit=bool(forced))
         path = Path(len(self.paths), run, parent, steps=[step for step in parent.steps if step <= at])
         self._add(path, forced)
         told = f"after {at} tokens of path {parent.number}"

@@ -10,7 +10,7 @@ from glassloop.record.run import Run
 from glassloop.search.verdict import Verdict
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
     from glassloop.search.record import Replayed
 
 # How a path ended: as its run did (stop, length, repetition, timeout, error), or because the method stopped
@@ -140,7 +140,7 @@ class Solution:
             made["paths"] = [{**plain, "text": path.run.text} for plain, path in told]
         return made
 
-    def replay(self, llm: LocalEngine | None = None, **given: Any) -> Replayed:
+    def replay(self, llm: LocalModel | None = None, **given: Any) -> Replayed:
         """Makes the search again, with the same decisions about time, and compares every decision and every
         token. A method of one's own is given again as `method=`."""
         from glassloop.search.record import replay
@@ -154,7 +154,7 @@ class Solution:
         save(self, path)
 
     @staticmethod
-    def load(path: str | PathLike[str], *, llm: LocalEngine | None = None) -> Solution:
+    def load(path: str | PathLike[str], *, llm: LocalModel | None = None) -> Solution:
         """Returns the search in a `.glass` file. With `llm` it can be replayed."""
         from glassloop.search.record import load
 

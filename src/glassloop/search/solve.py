@@ -28,7 +28,7 @@ from glassloop.util.check import check_function
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 Question = str | Sequence[int] | Sequence[Mapping[str, Any]]
 Watch = Callable[[Running], None]  # called before each round and after the last
@@ -46,7 +46,7 @@ class Stopped(KeyboardInterrupt):
         self.solution = solution
 
 
-def solve(llm: LocalEngine, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
+def solve(llm: LocalModel, question: Question, *, watch: Watch | None = None, **options: Any) -> Solution:
     """Returns what `LLM.solve` does. `watch` is called before each round and after the last."""
     check_function("watch", watch)
     running = prepare(llm, question, **options)
@@ -54,7 +54,7 @@ def solve(llm: LocalEngine, question: Question, *, watch: Watch | None = None, *
 
 
 def solve_each(
-    llm: LocalEngine,
+    llm: LocalModel,
     questions: Sequence[Question],
     method: str | Search | None = "vote",
     *,
@@ -87,7 +87,7 @@ def solve_each(
 
 
 def prepare(
-    llm: LocalEngine,
+    llm: LocalModel,
     question: Question,
     method: str | Search | None = "vote",
     *,
@@ -133,7 +133,7 @@ def prepare(
 
 
 def prepare_again(
-    llm: LocalEngine, solution: Solution, past: RecordedSearch, method: Search | None, **given: Any
+    llm: LocalModel, solution: Solution, past: RecordedSearch, method: Search | None, **given: Any
 ) -> Callable[[], Solution]:
     """Returns a function that makes a recorded search again. `extract` and `verify` may be given again where
     they were functions."""
@@ -204,9 +204,7 @@ def drive(running: Running, watch: Watch | None) -> Solution:
     return solution
 
 
-def drive_all(
-    llm: LocalEngine, make: Callable[[int], Running], count: int, window: int
-) -> Iterator[Solution]:
+def drive_all(llm: LocalModel, make: Callable[[int], Running], count: int, window: int) -> Iterator[Solution]:
     """Runs searches, at most `window` at a time. What is done between the rounds of one search delays no
     other: it runs on a few threads."""
     llm.check_may_wait()
@@ -277,7 +275,7 @@ def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _with_defaults(llm: LocalEngine, own: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(llm: LocalModel, own: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sampling options with those that a search has by default: several paths with temperature 0
     would all be the same."""
     made = {"max_tokens": MAX_TOKENS, **own}
@@ -286,7 +284,7 @@ def _with_defaults(llm: LocalEngine, own: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _request(llm: LocalEngine, question: Question, sampling: Sampling, chat: bool | None) -> Request:
+def _request(llm: LocalModel, question: Question, sampling: Sampling, chat: bool | None) -> Request:
     """Returns the request for a question: a text or messages in a chat, if the model has a template."""
     if isinstance(question, str):
         if chat or (chat is None and llm.tokenizer.chat_template is not None):

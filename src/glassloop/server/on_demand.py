@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 
 from starlette.types import Receive, Scope, Send
 
-from glassloop.engine.protocol import Engine, Statistics, Unavailable
+from glassloop.engine.language_model import LanguageModel
+from glassloop.engine.protocol import Statistics, Unavailable
 from glassloop.errors import GlassloopError
 from glassloop.model.config import ModelConfig
 from glassloop.ops.memory import format_bytes
@@ -35,7 +36,7 @@ class ModelPlan(NamedTuple):
 
     config: ModelConfig
     needed: int  # bytes: its weights, and its keys and values
-    load: Callable[[], Engine]
+    load: Callable[[], LanguageModel]
 
 
 class Asleep:
@@ -52,8 +53,8 @@ class Asleep:
         self.adapters: dict[str, Any] = {}
 
     @classmethod
-    def as_engine(cls, name: str, config: ModelConfig) -> Engine:
-        return cast(Engine, cls(name, config))
+    def as_engine(cls, name: str, config: ModelConfig) -> LanguageModel:
+        return cast(LanguageModel, cls(name, config))
 
     def statistics(self) -> list[Statistics]:
         return []
@@ -211,7 +212,7 @@ class OnDemandModels(ManyModels):
         service.log("model", model=service.name, state="unloaded")
 
 
-def _part(engine: Engine, runs: Sequence[Run]) -> None:
+def _part(engine: LanguageModel, runs: Sequence[Run]) -> None:
     """Ends an engine, and makes runs forget it: a run that is kept must not keep the model. It knows by the
     hash of its files which one it was."""
     with suppress(GlassloopError):  # the files are gone

@@ -17,7 +17,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from glassloop.engine.protocol import Engine
+from glassloop.engine.language_model import LanguageModel
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
@@ -38,11 +38,11 @@ _AT_ONCE, _AFTER_GRACE = 5.0, 20.0
 
 
 def serve(
-    llm: Engine,
+    llm: LanguageModel,
     settings: ServerSettings,
     note: str = "",
     *,
-    others: Sequence[tuple[Engine, ServerSettings]] = (),
+    others: Sequence[tuple[LanguageModel, ServerSettings]] = (),
     join: Callable[[Sequence[Service]], ASGIApp] | None = None,
 ) -> None:
     """Serves a model until a signal ends the server. `note` is added to the line that it prints at the start:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
-from glassloop.engine.protocol import Engine
+from glassloop.engine.language_model import LanguageModel
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
 from glassloop.errors import LengthError, ModelError
@@ -39,7 +39,7 @@ class Service:
     work on threads, `control` starts and ends runs."""
 
     def __init__(
-        self, llm: Engine, settings: ServerSettings, log: Log, storage: RunStorage | None = None
+        self, llm: LanguageModel, settings: ServerSettings, log: Log, storage: RunStorage | None = None
     ) -> None:
         self.llm = llm
         llm.name = settings.served_name  # answers, records and errors must not show paths of this machine

@@ -6,18 +6,18 @@ It makes requests and answers questions about runs; `UpstreamStreams` computes t
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.follow import afollow, follow, raise_error
 from glassloop.engine.fork import check_change, fork_options
-from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, LensReader, Statistics
+from glassloop.engine.language_model import LanguageModel, needs_own_model
+from glassloop.engine.protocol import UNKNOWN_CONTEXT
 from glassloop.engine.request import Listener, Request, ignore, runs_of
-from glassloop.engine.request_maker import Messages, Prompt
+from glassloop.engine.request_maker import Messages, Prompt, RequestMaker
 from glassloop.errors import GlassloopError, SamplingError, TextError, TraceError
 from glassloop.ops.quant import Float32
 from glassloop.record.messages import Message, recorded
@@ -25,7 +25,6 @@ from glassloop.record.origin import OtherEngine
 from glassloop.record.reported import explain_reported
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.text.pieces import Pieces
 from glassloop.upstream.answer import UpstreamRequest, reporting_engine
 from glassloop.upstream.client import checked_url
 from glassloop.upstream.fork import continued_text, forced_token, fork_seed
@@ -42,8 +41,11 @@ from glassloop.util.shown import printable
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.engine.lens_results import LensReader
+    from glassloop.engine.tasks.masked import Mask
     from glassloop.record.verdict import ReplayVerdict
 
+T = TypeVar("T")
 KEY_VARIABLE = "GLASSLOOP_UPSTREAM_KEY"
 _PROMPT_SECONDS = 300.0  # for the log-probabilities of a prompt
 _MOST_RUNNING = 256  # requests at once
@@ -51,19 +53,14 @@ _MOST_WAITING = 1024
 _OP_SET = "upstream"
 
 
-class UpstreamEngine(Engine):
+class UpstreamEngine(LanguageModel):
     """A model behind an OpenAI-compatible API: vLLM, llama.cpp, Ollama, a hosted one.
 
     `model` is its name there; without it, the only one that the upstream has. `key` is the API key, by
     default the environment variable GLASSLOOP_UPSTREAM_KEY; it is never recorded or logged.
     """
 
-    ops = _OP_SET
-
-    @property
-    def engine(self) -> UpstreamEngine:
-        """What computes requests, as `LLM.engine` does."""
-        return self
+    engine: UpstreamStreams
 
     def __init__(
         self,
@@ -74,22 +71,19 @@ class UpstreamEngine(Engine):
         most_running: int = _MOST_RUNNING,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        self.drafts = False
-        self.default_sampling = Sampling()
         key = key or os.environ.get(KEY_VARIABLE) or None
-        self._streams = UpstreamStreams(checked_url(url), model, key, most_running, most_waiting)
-        api = self._streams.api
+        self.engine = UpstreamStreams(checked_url(url), model, key, most_running, most_waiting)
+        api = self.engine.api
         self.kind = api.kind
-        self.model = self.name = api.model
-        self.tokenizer = UnknownTokenizer(api.model)
-        self.config = UnknownConfig(api.context)
-        self._pieces = Pieces(self.tokenizer)
+        self.model = api.model
+        tokenizer, config = UnknownTokenizer(api.model), UnknownConfig(api.context)
+        self.requests = RequestMaker(self, api.model, config, tokenizer, drafts=False)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def url(self) -> str:
-        return self._streams.api.client.url
+        return self.engine.api.client.url
 
     @property
     def upstream(self) -> str:
@@ -109,6 +103,10 @@ class UpstreamEngine(Engine):
 
     def has_room(self, tokens: int) -> bool:
         return True
+
+    @property
+    def mask(self) -> Mask:
+        raise needs_own_model("diffusion")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -161,7 +159,7 @@ class UpstreamEngine(Engine):
         count, server = sampling.prompt_logprobs, self.kind.name or "the upstream"
         question: Coroutine[Any, Any, tuple[list[int], list[Token]]]
         if talk is not None and self.kind.scores_chats:
-            question = read_chat_prompt(self._streams.api.client, self.model, talk, count)
+            question = read_chat_prompt(self.engine.api.client, self.model, talk, count)
         elif talk is not None:
             problem = f"is given for a chat; {server} is not known to have that, only for a text"
             raise SamplingError.about("prompt_logprobs", problem)
@@ -169,8 +167,8 @@ class UpstreamEngine(Engine):
             problem = f"is given; {server} gives those of the next token in their place"
             raise SamplingError.about("prompt_logprobs", problem)
         else:
-            question = read_prompt(self._streams.api.client, self.model, text or "", count)
-        return self._streams.call(question, sampling.timeout or _PROMPT_SECONDS)
+            question = read_prompt(self.engine.api.client, self.model, text or "", count)
+        return self.engine.call(question, sampling.timeout or _PROMPT_SECONDS)
 
     def _new(
         self,
@@ -181,13 +179,13 @@ class UpstreamEngine(Engine):
         talk: list[Message] | None,
         sample: int,
     ) -> Run:
-        run = self.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
+        run = self.requests.new_run(ids, sampling, seed, salt=0, prompt=text, sample=sample, messages=talk)
         run.context, run.origin = self._context, self._origin("completions" if talk is None else "chat")
         return run
 
     def _origin(self, endpoint: str) -> OtherEngine:
         """Returns the origin of a new run."""
-        return OtherEngine(self.url, self.kind.name, endpoint, self._streams.gives_logprobs)
+        return OtherEngine(self.url, self.kind.name, endpoint, self.engine.gives_logprobs)
 
     @property
     def _context(self) -> int:
@@ -266,29 +264,7 @@ class UpstreamEngine(Engine):
                 " show it"
             )
 
-    # ── computing ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def submit(self, request: Request, may_refuse: bool = True) -> None:
-        self._streams.submit(request, may_refuse)
-
-    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
-        self._streams.cancel(request, wait, run)
-
     # ── as an LLM of Python ────────────────────────────────────────────────────────────────────────────────
-
-    def follow(self, request: Request, *, settled: bool = False) -> Iterator[Token]:
-        """Yields the tokens of a prepared request. Leaving the iteration cancels it."""
-        return follow(self, request)
-
-    def afollow(self, request: Request) -> AsyncIterator[Token]:
-        return afollow(self, request)
-
-    def complete(self, request: Request) -> Run:
-        """Computes a request and returns its first run."""
-        for _ in self.follow(request):
-            pass
-        raise_error(request.runs[0])
-        return request.runs[0]
 
     def generate(self, prompt: str, sampling: Sampling | None = None) -> Run:
         """Continues a text."""
@@ -298,10 +274,13 @@ class UpstreamEngine(Engine):
         """Generates the next turn of a conversation."""
         return self.complete(self.prepare_chat(messages, sampling))
 
-    def fork(self, run: Run, at: int, **options: Any) -> Run:
-        return self.complete(self.prepare_fork(run, at, **options))
+    def forget(self, run: Run) -> None:
+        """Does nothing: what the upstream keeps of a run is its own affair."""
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        raise needs_own_model(function.__name__)
 
     def explain(
         self, run: Run, at: int, *, deadline: Deadline | None = None, **overrides: Any
@@ -327,32 +306,6 @@ class UpstreamEngine(Engine):
 
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def statistics(self) -> list[Statistics]:
-        """Returns the load; the cache and the steps of the upstream are not known."""
-        streams = self._streams
-        return [
-            Statistics(
-                replica="",
-                pid=os.getpid(),
-                node=self.url,
-                model=self.name,
-                finished=streams.finished,
-                waiting=streams.waiting,
-                running=streams.running,
-                prompt_tokens=streams.prompt_tokens,
-                prompt_tokens_cached=streams.prompt_tokens_cached,
-            )
-        ]
-
     @property
     def problem(self) -> str | None:
-        return self._streams.problem
-
-    def close(self) -> None:
-        self._streams.close()
-
-    def __enter__(self) -> UpstreamEngine:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.close()
+        return self.engine.problem

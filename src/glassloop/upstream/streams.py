@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
@@ -15,7 +16,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from glassloop.decode.stop import PAUSED, Ending
-from glassloop.engine.protocol import UNKNOWN_CONTEXT, Unavailable
+from glassloop.engine.protocol import UNKNOWN_CONTEXT, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
@@ -77,7 +78,7 @@ class UpstreamStreams:
     def __init__(
         self, url: str, model: str | None, key: str | None, most_running: int, most_waiting: int
     ) -> None:
-        self.most_waiting = most_waiting
+        self.most_running, self.most_waiting = most_running, most_waiting
         self.running = self.finished = 0  # requests
         self.prompt_tokens = self.prompt_tokens_cached = 0  # as the upstream has told them
         self.gives_logprobs = True  # until it refuses to
@@ -129,6 +130,28 @@ class UpstreamStreams:
         self._events.call_soon_threadsafe(work.stop)
         if wait and threading.current_thread() is not self._thread:
             work.ended.wait()
+
+    def check_may_wait(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise GlassloopError(
+                "a call that waits for the engine was made on the engine's thread, by a listener; it is"
+                " expected on another thread"
+            )
+
+    def statistics(self, model: str) -> list[Statistics]:
+        """Returns the load; the cache and the steps of the upstream are not known."""
+        now = Statistics(
+            replica="",
+            pid=os.getpid(),
+            node=self.api.client.url,
+            model=model,
+            finished=self.finished,
+            waiting=self.waiting,
+            running=self.running,
+            prompt_tokens=self.prompt_tokens,
+            prompt_tokens_cached=self.prompt_tokens_cached,
+        )
+        return [now]
 
     def _finish(self, work: UpstreamWork) -> None:
         """Ends what is left of a request: its task may have been cancelled before its first step."""

@@ -17,7 +17,7 @@ from glassloop.record.run_name import run_id
 from glassloop.record.worst import most_surprising
 
 if TYPE_CHECKING:
-    from glassloop.cli.loading import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
@@ -38,7 +38,7 @@ class Turn:
 
 
 class Conversation:
-    def __init__(self, llm: AnyEngine, sampling: Sampling, system: str | None = None) -> None:
+    def __init__(self, llm: LanguageModel, sampling: Sampling, system: str | None = None) -> None:
         if not llm.tokenizer.can_chat:
             raise TextError(
                 f"{llm.name} has no chat template, so it cannot chat; 'glassloop generate' continues a text"

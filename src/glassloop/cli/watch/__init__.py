@@ -19,9 +19,9 @@ from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.cli.loading import AnyEngine
     from glassloop.cli.watch.player import Player
     from glassloop.decode.diffusion import Diffusion
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.record.run import Run
 
 _ALTERNATIVES = 10  # recorded with each token of a new run, by default
@@ -68,7 +68,7 @@ def watch(
     if masks.diffusion or (run is not None and not run.origin.in_order):
         _watch_passes(what, run, model, engine, filling, overrides, store)
         return
-    llm: AnyEngine
+    llm: LanguageModel
     if engine.upstream is not None:
         llm = engine.connect(model or (run.model if run else None))
     else:

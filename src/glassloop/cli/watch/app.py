@@ -20,7 +20,7 @@ from glassloop.errors import GlassloopError
 from glassloop.record.shares import Share, shares
 
 if TYPE_CHECKING:
-    from glassloop.cli.loading import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
     from glassloop.record.token import Token
@@ -33,7 +33,7 @@ class WatchApp(Player):
 
     def __init__(
         self,
-        llm: AnyEngine,
+        llm: LanguageModel,
         run: Run,
         request: Request | None = None,
         *,

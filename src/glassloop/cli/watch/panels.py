@@ -29,7 +29,7 @@ from glassloop.record.shares import Share
 from glassloop.record.token import Token
 
 if TYPE_CHECKING:
-    from glassloop.cli.loading import AnyEngine
+    from glassloop.engine.language_model import LanguageModel
 
 _OWN, _GAIN, _GHOST = "color(73)", "color(115)", "color(240)"
 _DIM = "dim"
@@ -47,7 +47,7 @@ def title(run: Run, at: int, mode: str) -> Text:
     return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
 
 
-def prompt_of(llm: AnyEngine, run: Run) -> str:
+def prompt_of(llm: LanguageModel, run: Run) -> str:
     """Returns the text before the tokens: the prompt, or a chat with the role of each message."""
     if run.messages is not None:
         return "".join(f"{each['role']}: {text_of(each)}\n" for each in run.messages) + "assistant: "

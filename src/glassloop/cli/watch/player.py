@@ -26,8 +26,8 @@ from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.cli.loading import AnyEngine
     from glassloop.decode.explain import Explanation
+    from glassloop.engine.language_model import LanguageModel
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
@@ -49,7 +49,7 @@ class Player(App[None]):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (28, "-high")]  # noqa: RUF012
     pace = 0.1  # seconds per moment when a recorded run is played
 
-    def __init__(self, llm: AnyEngine, run: Run, request: Request | None, store: bool) -> None:
+    def __init__(self, llm: LanguageModel, run: Run, request: Request | None, store: bool) -> None:
         super().__init__()
         self.llm = llm
         self.run_shown = run

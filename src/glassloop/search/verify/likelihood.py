@@ -19,24 +19,24 @@ from glassloop.record.token import Token
 from glassloop.search.verdict import Verdict, Verifier
 
 if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
+    from glassloop.engine.local import LocalModel
 
 Scored = tuple[list[int], list[int]]  # the tokens of a context, and those of its continuation
 
 
-def score_each(llm: LocalEngine, pairs: Sequence[Scored]) -> list[float]:
+def score_each(llm: LocalModel, pairs: Sequence[Scored]) -> list[float]:
     """Returns the log-probability of each continuation after its context, in the model's own distribution.
     All are computed in one batch, and contexts that begin alike share their keys and values."""
     return [sum(values) for values in logprobs_each(llm, pairs)]
 
 
-def logprobs_each(llm: LocalEngine, pairs: Sequence[Scored]) -> list[list[float]]:
+def logprobs_each(llm: LocalModel, pairs: Sequence[Scored]) -> list[list[float]]:
     """Returns the log-probability of each token of each continuation."""
     found: dict[int, list[float]] = dict(_scored(llm, pairs))
     return [found[place] for place in range(len(pairs))]
 
 
-def _scored(llm: LocalEngine, pairs: Sequence[Scored]) -> Iterator[tuple[int, list[float]]]:
+def _scored(llm: LocalModel, pairs: Sequence[Scored]) -> Iterator[tuple[int, list[float]]]:
     llm.check_may_wait()
     ended: SimpleQueue[tuple[int, Request]] = SimpleQueue()
     window = 2 * llm.engine.loop.scheduler.most_running
@@ -66,10 +66,10 @@ def _scored(llm: LocalEngine, pairs: Sequence[Scored]) -> Iterator[tuple[int, li
             llm.engine.cancel(request)
 
 
-def _request(llm: LocalEngine, context: list[int], continuation: list[int]) -> Request | None:
+def _request(llm: LocalModel, context: list[int], continuation: list[int]) -> Request | None:
     if not continuation:
         return None
-    llm.check_length(len(context) + len(continuation), "text")
+    llm.requests.check_length(len(context) + len(continuation), "text")
     sampling = Sampling(temperature=0, max_tokens=len(continuation), logprobs=0, ignore_eos=True, seed=0)
     request = llm.prepare(context, sampling)
     request.forced = list(continuation)
@@ -85,7 +85,7 @@ def _listener(place: int, request: Request, ended: SimpleQueue[tuple[int, Reques
     return tell
 
 
-def encode_pair(llm: LocalEngine, context: str, continuation: str) -> Scored:
+def encode_pair(llm: LocalModel, context: str, continuation: str) -> Scored:
     """Returns the tokens of a context and of its continuation as they are in the text of both together.
     Spaces at the end of the context belong to the continuation, as in most tokenizers they do."""
     stripped = context.rstrip(" ")
@@ -100,7 +100,7 @@ def encode_pair(llm: LocalEngine, context: str, continuation: str) -> Scored:
 
 
 def likelihood(
-    llm: LocalEngine, question: str | Sequence[Mapping[str, Any]], threshold: float = 1.0
+    llm: LocalModel, question: str | Sequence[Mapping[str, Any]], threshold: float = 1.0
 ) -> Verifier:
     """Returns a verifier: how likely another model finds a text as the answer to a question. The score is the
     geometric mean of the probabilities of its tokens; a text passes if that is at least the threshold."""
@@ -118,7 +118,7 @@ def likelihood(
 
 
 def judged_by(
-    llm: LocalEngine,
+    llm: LocalModel,
     question: str,
     *,
     asked: str = "Question: {question}\n\nAnswer: {text}\n\nIs this answer correct? Reply with Yes or No.",
@@ -141,7 +141,7 @@ def judged_by(
     return verify
 
 
-def _context(llm: LocalEngine, question: str | Sequence[Mapping[str, Any]]) -> list[int]:
+def _context(llm: LocalModel, question: str | Sequence[Mapping[str, Any]]) -> list[int]:
     if not isinstance(question, str):
         return llm.tokenizer.encode_chat(question)
     if llm.tokenizer.chat_template is not None:

@@ -18,7 +18,8 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
-from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Handover, Statistics
+from glassloop.engine.language_model import LanguageModel
+from glassloop.engine.protocol import UNKNOWN_CONTEXT, Handover, Statistics
 from glassloop.server.http.errors import ERRORS, APIError, shutting_down
 from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.service import Service
@@ -230,11 +231,11 @@ def _kv(replicas: Sequence[Statistics]) -> dict[str, int]:
     }
 
 
-def _not_ready(llm: Engine) -> APIError:
+def _not_ready(llm: LanguageModel) -> APIError:
     return APIError(503, llm.problem or "the engine is not ready", code="not_ready")
 
 
-def _load(llm: Engine) -> dict[str, int]:
+def _load(llm: LanguageModel) -> dict[str, int]:
     """Returns how many requests wait, and how many branches are computed, in all replicas."""
     replicas = llm.statistics()
     return {

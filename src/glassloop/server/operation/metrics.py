@@ -18,7 +18,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from glassloop.engine.protocol import Engine, Statistics
+from glassloop.engine.language_model import LanguageModel
+from glassloop.engine.protocol import Statistics
 from glassloop.record.run import Run
 from glassloop.server.runs.storage import RunStorage
 
@@ -43,7 +44,7 @@ _EACH = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
-    def __init__(self, llm: Callable[[], Engine], storage: RunStorage | None = None) -> None:
+    def __init__(self, llm: Callable[[], LanguageModel], storage: RunStorage | None = None) -> None:
         """`llm` returns the engine, which may be another one after a while."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
@@ -94,7 +95,7 @@ class Metrics:
 class _Engine:
     """The engine's counters, read for each answer."""
 
-    def __init__(self, llm: Callable[[], Engine]) -> None:
+    def __init__(self, llm: Callable[[], LanguageModel]) -> None:
         self._llm = llm
 
     def collect(self) -> Iterable[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from glassloop.decode.stop import Pause
 from glassloop.diffuse.write import DiffusionRequest
-from glassloop.engine.protocol import Engine
+from glassloop.engine.language_model import LanguageModel
 from glassloop.engine.request import Request
 from glassloop.record.passes import PassRecord
 from glassloop.record.run import Run, TakenBack
@@ -36,7 +36,7 @@ class RunControl:
 
     def __init__(
         self,
-        engine: Callable[[], Engine],  # another one once a model was loaded again
+        engine: Callable[[], LanguageModel],  # another one once a model was loaded again
         settings: ServerSettings,
         runs: RunIndex,
         pools: Pools,

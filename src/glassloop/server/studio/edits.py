@@ -18,7 +18,7 @@ from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.protocol import Engine
+from glassloop.engine.language_model import LanguageModel
 from glassloop.engine.request import draw_seed
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
@@ -218,7 +218,7 @@ class MadeEdit(NamedTuple):
     runs: list[Run]  # the text before, after each accepted proposal, and at the end
 
 
-def _edit(llm: Engine, make: Callable[..., Edit], *args: Any, **options: Any) -> MadeEdit:
+def _edit(llm: LanguageModel, make: Callable[..., Edit], *args: Any, **options: Any) -> MadeEdit:
     """Makes an edit with an engine in this process, here or on a replica."""
     if "check" in options:
         verifier = named_verifier(options["check"])

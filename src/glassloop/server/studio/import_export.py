@@ -14,8 +14,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from glassloop.decode.explain import Explanation
+from glassloop.engine.compatibility import check_run
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.replay import NoSuchToken, check_run
+from glassloop.engine.replay import NoSuchToken
 from glassloop.errors import GlassloopError
 from glassloop.record.format.file_limits import FileLimits
 from glassloop.record.format.glass_file import from_bytes, to_bytes

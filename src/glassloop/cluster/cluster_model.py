@@ -1,5 +1,5 @@
-"""`ClusterEngine`: an engine whose requests are computed by replicas elsewhere. It prepares requests itself,
-from the tokenizer and the config of the model, and keeps the record of every run.
+"""`ClusterModel`: a language model that replicas compute. Requests are prepared here, from the tokenizer and
+the config of the model, and here the record of every run is kept.
 """
 
 from __future__ import annotations
@@ -7,35 +7,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from glassloop.api.llm import LLM
 from glassloop.cluster.board import Board
 from glassloop.cluster.fleet import PATIENCE, STALL, Fleet
-from glassloop.cluster.messages import Identity, Needs, Question, Report, Route
+from glassloop.cluster.messages import Identity, Needs, Question, Route, Transport
 from glassloop.cluster.pickling import dumps, loads
-from glassloop.cluster.transport import Transport
 from glassloop.decode.defaults import default_sampling, with_defaults
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
-from glassloop.engine.follow import raise_error
+from glassloop.engine.language_model import LanguageModel
 from glassloop.engine.owner import current_owner, current_realm
-from glassloop.engine.protocol import Engine, Handover, Statistics, Unavailable
-from glassloop.engine.request import Request
+from glassloop.engine.protocol import Handover, Unavailable
+from glassloop.engine.request_maker import RequestMaker
 from glassloop.engine.tasks.masked import Mask
-from glassloop.engine.thread import Busy
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import CATALOG, DEFAULT_MODEL, fetch
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
-from glassloop.text.pieces import Pieces
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.lens import AttentionWeights, Layers, Neighbours, Text
+    from glassloop.engine.lens_results import AttentionWeights, Layers, Neighbours, Text
     from glassloop.record.verdict import ReplayVerdict
 
 T = TypeVar("T")
@@ -43,12 +38,14 @@ _FORGET_SECONDS = 10.0  # that replicas have to forget a run
 _LOOK_UP = 0.1  # seconds between two looks at the deadline of a question
 
 
-class ClusterEngine(Engine):
-    """A model that replicas compute.
+class ClusterModel(LanguageModel):
+    """A model that replicas compute; `engine` is the fleet of them.
 
     `most_waiting` requests may wait for their first token. A replica without a sign of life for `stall`
     seconds is given up, and a request waits at most `patience` seconds for another one that is equal.
     """
+
+    engine: Fleet
 
     def __init__(
         self,
@@ -61,118 +58,75 @@ class ClusterEngine(Engine):
         stall: float = STALL,
         patience: float = PATIENCE,
     ) -> None:
-        self.name = str(model)
-        self.drafts = draft
-        self.most_waiting = most_waiting
-        files = ModelFiles(fetch(self.name))
-        self.config, self.tokenizer = files.config, files.tokenizer()
-        known = (CATALOG[self.name].sampling if self.name in CATALOG else None) or {}
-        self.default_sampling = with_defaults(known, default_sampling(str(files.path), files.settings))
-        self._pieces = Pieces(self.tokenizer)
-        self._identity: Identity | None = None
+        name = str(model)
+        files = ModelFiles(fetch(name))
+        published = (CATALOG[name].sampling if name in CATALOG else None) or {}
+        self.requests = RequestMaker(
+            self,
+            name,
+            files.config,
+            files.tokenizer(),
+            default_sampling=with_defaults(published, default_sampling(str(files.path), files.settings)),
+            drafts=draft,
+        )
         self._mask: tuple[Identity, Mask] | None = None  # of the replicas with this identity
         self._lenses = _Lenses(self)
         self._board = board
-        self._fleet = Fleet(transport, board, self.piece, stall=stall, patience=patience)
+        self.engine = Fleet(
+            transport,
+            board,
+            self.requests.piece,
+            most_waiting=most_waiting,
+            stall=stall,
+            patience=patience,
+        )
 
     def wait(self, replicas: int = 1, seconds: float = 300.0) -> None:
         """Returns when this many replicas have reported. Raises if that takes too long."""
         until = time.monotonic() + seconds
         while len(self._board.usable()) < replicas:
             if time.monotonic() > until:
-                found = len(self._board.usable())
-                raise Unavailable(f"after {seconds:g} s {found} of {replicas} replicas have reported")
+                count = len(self._board.usable())
+                raise Unavailable(f"after {seconds:g} s {count} of {replicas} replicas have reported")
             time.sleep(0.02)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def identity(self) -> Identity:
-        """The model and the op set of new requests: as before, as long as a replica has them."""
-        if self._identity is None or not self._board.usable(Needs(self._identity)):
-            reports = self._reports()
-            if reports:
-                self._identity = reports[0].identity
-        if self._identity is None:
-            raise Unavailable("no replica has reported yet")
-        return self._identity
-
-    @property
     def op_set(self) -> str:
-        return self.identity.op_set
+        return self.engine.identity.op_set
 
     @property
     def model_hash(self) -> str:
-        return self.identity.model_hash
+        return self.engine.identity.model_hash
 
     @property
     def adapters(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for report in reversed(self._reports()):
-            if report.identity == self.identity:
-                found.update(report.adapters)
-        return found
+        adapters: dict[str, str] = {}
+        for report in reversed(self._board.usable_reports()):
+            if report.identity == self.engine.identity:
+                adapters.update(report.adapters)
+        return adapters
 
     @property
     def mask(self) -> Mask:
-        if self._mask is None or self._mask[0] != self.identity:
-            self._mask = self.identity, self.ask(_mask_of)
+        if self._mask is None or self._mask[0] != self.engine.identity:
+            self._mask = self.engine.identity, self.ask(_mask_of)
         return self._mask[1]
 
     @property
     def can_diffuse(self) -> bool:
-        return any(report.can_diffuse for report in self._reports())
+        return any(report.can_diffuse for report in self._board.usable_reports())
 
     @property
     def kv_memory(self) -> int:
-        return sum(report.statistics.kv_memory for report in self._reports())
+        return sum(report.statistics.kv_memory for report in self._board.usable_reports())
 
     def has_room(self, tokens: int) -> bool:
-        rooms = [report.room for report in self._reports()]
+        rooms = [report.room for report in self._board.usable_reports()]
         return not rooms or tokens <= min(rooms)
 
-    def _reports(self) -> list[Report]:
-        """Returns the reports of the replicas that answer."""
-        reports = self._board.reports
-        return [reports[name] for name in self._board.usable() if name in reports]
-
-    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def check_computes(self, what: str) -> None:
-        pass
-
-    def submit(self, request: Request, may_refuse: bool = True) -> None:
-        waiting = self._fleet.unstarted
-        if may_refuse and waiting >= self.most_waiting:
-            raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
-        if request.built is None:
-            request.built = self.build(request.sampling)
-        name, run = request.sampling.adapter, request.runs[0]
-        adapter = None if name is None else (name, run.adapters[name])
-        self._fleet.submit(request, Needs(self.identity, adapter))
-
-    def cancel(self, request: Request, wait: bool = False, run: Run | None = None) -> None:
-        if run is None or request.sampling.beam_width > 1:
-            self._fleet.cancel(request, wait)
-        else:
-            self._fleet.cancel_run(request, run)
-
-    def check_may_wait(self) -> None:
-        self._fleet.check_may_wait()
-
-    def complete(self, request: Request) -> Run:
-        """Computes a request and returns its first run."""
-        self.check_may_wait()
-        ended = Event()
-        request.listener = lambda run, token: ended.set() if token is None and request.ended else None
-        self.submit(request)
-        try:
-            ended.wait()
-        except BaseException:
-            self.cancel(request)
-            raise
-        raise_error(request.runs[0])
-        return request.runs[0]
+    # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def forget(self, run: Run) -> None:
         """Asks every replica to forget a run. One that does not answer soon is taken for dead, and has
@@ -180,21 +134,16 @@ class ClusterEngine(Engine):
         self.check_may_wait()
         call = dumps((_forget, (run,), {}))
         owner, realm = current_owner(), current_realm()
-        asked = [
-            self._fleet.ask(Question(call, _FORGET_SECONDS, owner=owner, realm=realm, route=Route(only=name)))
+        answers = [
+            self.engine.ask(Question(call, _FORGET_SECONDS, owner=owner, realm=realm, route=Route(only=name)))
             for name in self._board.usable()
         ]
         until = time.monotonic() + _FORGET_SECONDS
-        for answer in asked:
+        for answer in answers:
             try:
                 answer.result(max(0.0, until - time.monotonic()))
             except (NotYet, Unavailable):
                 answer.cancel()
-
-    def fork(self, run: Run, at: int, **options: Any) -> Run:
-        return self.complete(self.prepare_fork(run, at, **options))
-
-    # ── questions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(
         self,
@@ -214,8 +163,8 @@ class ClusterEngine(Engine):
     def replay(
         self, run: Run, *, first: int = 0, strict: bool = True, deadline: Deadline | None = None
     ) -> ReplayVerdict:
-        found = self._ask(LLM.replay, (run,), {"first": first, "strict": strict}, deadline, is_long=True)
-        return cast("ReplayVerdict", found)
+        verdict = self._ask(LLM.replay, (run,), {"first": first, "strict": strict}, deadline, is_long=True)
+        return cast("ReplayVerdict", verdict)
 
     @property
     def lens(self) -> _Lenses:
@@ -256,7 +205,7 @@ class ClusterEngine(Engine):
             self._route((*args, *options.values())),
         )
         tell = None if on_event is None else lambda event: on_event(loads(event, self))
-        answer = self._fleet.ask(question, tell)
+        answer = self.engine.ask(question, tell)
         while True:
             try:
                 return loads(answer.result(_LOOK_UP), self)
@@ -279,17 +228,12 @@ class ClusterEngine(Engine):
                 names.append(value.adapter)
             elif isinstance(value, list) and not ids and all(type(each) is int for each in value):
                 ids = tuple(value)
-        known = self.adapters
+        loaded = self.adapters
         # An adapter that no replica has is for the function to refuse.
-        adapter = next(((name, known[name]) for name in names if name in known), None)
-        return Route(ids, needs=Needs(self.identity, adapter), realm=current_realm())
+        adapter = next(((name, loaded[name]) for name in names if name in loaded), None)
+        return Route(ids, needs=Needs(self.engine.identity, adapter), realm=current_realm())
 
     # ── operation ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def statistics(self) -> list[Statistics]:
-        # The name that the replicas know may be a path.
-        reports = sorted(self._board.reports.items())
-        return [replace(report.statistics, model=self.name) for _, report in reports]
 
     @property
     def ready(self) -> bool:
@@ -297,23 +241,20 @@ class ClusterEngine(Engine):
 
     @property
     def problem(self) -> str | None:
-        known, usable = self._board.replicas, self._board.usable()
+        replicas, usable = self._board.replicas, self._board.usable()
         if not usable:
             return "no replica answers"
-        silent = len(known) - len(usable)
-        return f"{silent} of {len(known)} replicas do not answer" if silent else None
+        silent = len(replicas) - len(usable)
+        return f"{silent} of {len(replicas)} replicas do not answer" if silent else None
 
     def handovers(self) -> list[Handover]:
-        return self._fleet.handovers()
-
-    def close(self) -> None:
-        self._fleet.close()
+        return self.engine.handovers()
 
 
 class _Lenses:
     """The lenses, computed by a replica."""
 
-    def __init__(self, engine: ClusterEngine) -> None:
+    def __init__(self, engine: ClusterModel) -> None:
         self._engine = engine
 
     def attention(
