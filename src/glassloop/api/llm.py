@@ -30,8 +30,8 @@ from glassloop.util.shown import shown
 if TYPE_CHECKING:
     from glassloop.decode.diffusion import Diffusion
     from glassloop.decode.explain import Explanation
-    from glassloop.edit.record import Edit
-    from glassloop.edit.repair import Check
+    from glassloop.edit.record import Edit, Replay
+    from glassloop.edit.repair_by_check import Check
     from glassloop.engine.lens import Lenses
     from glassloop.record.passes import PassRecord
     from glassloop.record.verdict import ReplayVerdict
@@ -329,6 +329,12 @@ class LLM(LocalEngine):
         from glassloop.edit.power import sharpen
 
         return sharpen(self, prompt, alpha, **options)
+
+    def replay_edit(self, edit: Edit, *, check: Any = None, deadline: Deadline | None = None) -> Replay:
+        """Makes a recorded edit again and compares: what `Edit.replay` does."""
+        from glassloop.edit.replay import replay
+
+        return replay(edit, self, check, deadline)
 
     @cached_property
     def lens(self) -> Lenses:

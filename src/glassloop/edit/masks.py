@@ -12,6 +12,8 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes, hole_record
+from glassloop.edit.proposal import Place
+from glassloop.edit.work import EditWork
 from glassloop.engine.logits import compute_all
 from glassloop.engine.tasks.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
@@ -20,10 +22,9 @@ from glassloop.ops.rows import RowOps
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.text.stream import TextStream
-from glassloop.util.shown import shown
+from glassloop.util.check import check_one_of
 
 if TYPE_CHECKING:
-    from glassloop.edit.proposal import EditWork, Place
     from glassloop.engine.local import LocalEngine
 
 PROPOSERS = ("left", "diffusion")
@@ -36,9 +37,7 @@ Surprise = dict[int, float]  # bits by token id
 
 def check_proposer(llm: LocalEngine, proposer: str, method: str = "rerank") -> None:
     """Raises for a proposer that is unknown, or that the model or the method cannot work with."""
-    if proposer not in PROPOSERS:
-        expected = " or ".join(map(repr, PROPOSERS))
-        raise GlassloopError.about("proposer", f"is {shown(proposer)}; {expected} is expected")
+    check_one_of("proposer", proposer, PROPOSERS)
     if proposer == "diffusion" and method == "metropolis":
         raise GlassloopError.about(
             "proposer", "is 'diffusion', whose draws have no probability that a chain could use; rerank has"
@@ -73,11 +72,11 @@ def fill_place(
     samplings = [options] * candidates
     if ranked:
         samplings[0] = replace(options, temperature=0.0)
-    salts = [work.dice.salt(place.step, number) for number in range(candidates)]
+    salts = [work.luck.salt(place.step, number) for number in range(candidates)]
     holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, llm.mask, work.deadline)
     made = []
     for number, (hole, own, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
-        run = llm.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
+        run = llm.new_run(prefix, own, work.luck.seed, salt=salt, prompt=None, sample=number)
         characters = TextStream()
         for chosen in hole.chosen:
             data = llm.tokenizer.token_bytes(chosen.id)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from glassloop.decode.option import is_number
-from glassloop.edit.proposal import DECIDED, EditWork, Proposal
+from glassloop.edit.proposal import DECIDED, Proposal
+from glassloop.edit.work import EditWork
 from glassloop.errors import TraceError
 from glassloop.record.run import Run
 from glassloop.util.files import read_at_most, write_text
@@ -22,7 +23,6 @@ from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.engine.deadline import Deadline
-    from glassloop.engine.local import LocalEngine
 
 FORMAT = 1
 KINDS = ("infill", "rewrite", "repair", "sharpen")
@@ -74,7 +74,7 @@ class Edit:
             llm.name,
             llm.model_hash,
             llm.op_set,
-            work.dice.seed,
+            work.luck.seed,
             {"prompt_ids": list(prompt_ids), **given},
             draft.text if before is None else before,
             run.text if text is None else text,
@@ -161,16 +161,20 @@ class Edit:
 
     def replay(
         self,
-        llm: LocalEngine,
+        llm: EditReplayer,
         *,
         check: Any = None,
         deadline: Deadline | None = None,
     ) -> Replay:
         """Makes the edit again and compares every proposal, every number and the text. An edit that was made
         with a verifier needs it again."""
-        from glassloop.edit.replay import replay
+        return llm.replay_edit(self, check=check, deadline=deadline)
 
-        return replay(self, llm, check, deadline)
+
+class EditReplayer(Protocol):
+    """What can make an edit again: an `LLM`."""
+
+    def replay_edit(self, edit: Edit, *, check: Any, deadline: Deadline | None) -> Replay: ...
 
 
 @dataclass(frozen=True)
@@ -192,20 +196,20 @@ class Replay:
         return f"{self.first}; {self.same} of {self.proposals} proposals are the same"
 
 
-def compare(recorded: Edit, made: Edit) -> Replay:
+def compare(recorded: Edit, repeated: Edit) -> Replay:
     """Compares two records of the same edit."""
     same, first = 0, None
-    for place, one in enumerate(recorded.proposals):
-        other = made.proposals[place] if place < len(made.proposals) else None
-        differs = [n for n in DECIDED if other is None or getattr(one, n) != getattr(other, n)]
-        same += not differs
-        if differs and first is None:
-            first = f"first differs at proposal {place}: its {differs[0]}"
-    if first is None and len(made.proposals) != len(recorded.proposals):
-        first = f"{len(made.proposals)} proposals were made, not {len(recorded.proposals)}"
-    if first is None and (made.text, made.token_ids) != (recorded.text, recorded.token_ids):
+    for place, old in enumerate(recorded.proposals):
+        new = repeated.proposals[place] if place < len(repeated.proposals) else None
+        differing = [name for name in DECIDED if new is None or getattr(old, name) != getattr(new, name)]
+        same += not differing
+        if differing and first is None:
+            first = f"first differs at proposal {place}: its {differing[0]}"
+    if first is None and len(repeated.proposals) != len(recorded.proposals):
+        first = f"{len(repeated.proposals)} proposals were made, not {len(recorded.proposals)}"
+    if first is None and (repeated.text, repeated.token_ids) != (recorded.text, recorded.token_ids):
         first = "all proposals are the same, but not the text"
-    return Replay(first is None, len(recorded.proposals), same, first, made)
+    return Replay(first is None, len(recorded.proposals), same, first, repeated)
 
 
 # ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────

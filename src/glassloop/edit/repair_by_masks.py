@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from glassloop.decode.sampling import Sampling
 from glassloop.edit.masks import STRIDE, Surprise, look
-from glassloop.edit.proposal import EditWork, Place, Proposal
+from glassloop.edit.proposal import Place, Proposal
+from glassloop.edit.repair_options import BY_MASKS, RepairOptions
 from glassloop.edit.spans import apart, borders
+from glassloop.edit.work import EditWork
 from glassloop.record.run import Run
 
-LEAST = 4.0  # bits of evidence, by default
-WINDOW = 4  # tokens after a token that count as what follows, by default
 _DOUBTED = 3.3  # bits to the masked model, from which on a token may be a mistake
 _LIKELIER = 0.7  # bits by which the masked model must prefer a candidate
 _UNLIKELY = 7.0  # bits to the masked model, from which on a token is no candidate
@@ -38,15 +39,15 @@ _AT_ONCE = 64  # branches that are scored in one batch
 
 
 @dataclass(frozen=True)
-class MistakeLimits:
+class _Limits:
     """What a repair by masks may do."""
 
     budget: int  # computed tokens
     candidates: int  # for each token, in the first look
     window: int  # tokens after a token that count as what follows
     least: float  # bits of evidence
-    spans: int | None = None  # replacements in one round; None: all that pay
-    allowed: frozenset[int] | None = None  # tokens that may be proposed; None: all
+    spans: int | None  # replacements in one round; None: all that pay
+    allowed: frozenset[int] | None  # tokens that may be proposed; None: all
 
 
 def evidence(proposal: Proposal) -> float:
@@ -56,7 +57,9 @@ def evidence(proposal: Proposal) -> float:
     return proposal.following_gain - _MASKED_SHARE * masked - (1 - _MASKED_SHARE) * proposal.own_bits
 
 
-def mend(work: EditWork, draft: Run, limits: MistakeLimits) -> tuple[Run, list[Proposal]]:
+def repair_by_masks(
+    work: EditWork, draft: Run, sampling: Sampling, options: RepairOptions
+) -> tuple[Run, list[Proposal]]:
     """Replaces single tokens in rounds, until there is not enough evidence for any or the budget is spent.
 
     Returns the text after and all proposals. A round measures the tokens that may be mistakes and replaces
@@ -64,23 +67,26 @@ def mend(work: EditWork, draft: Run, limits: MistakeLimits) -> tuple[Run, list[P
     looks wrong until the mistake is gone. The next round measures what is around the replacements, and what
     had nearly enough evidence. A token is replaced once at most.
     """
+    budget = options.budget_for(BY_MASKS, len(draft.tokens))
+    allowed = None if sampling.allowed_token_ids is None else frozenset(sampling.allowed_token_ids)
+    limits = _Limits(budget, options.candidates, options.window, options.least_gain, options.spans, allowed)
     current, proposals, step = draft, list[Proposal](), 0
     places, replaced = set(range(len(draft.tokens))), set[int]()
     while work.tokens < limits.budget and places:
-        made = _measured(work, current, sorted(places), limits, step)
+        measured = _measured(work, current, sorted(places), limits, step)
         step += len(current.tokens)
-        proposals += [each for all_of_them in made.values() for each in all_of_them]
+        proposals += [proposal for at_place in measured.values() for proposal in at_place]
         best = {
             at: max(scored, key=evidence)
-            for at, all_of_them in made.items()
-            if (scored := [each for each in all_of_them if each.run is not None])
+            for at, at_place in measured.items()
+            if (scored := [proposal for proposal in at_place if proposal.run is not None])
         }
         surest = sorted(best, key=lambda at: -evidence(best[at]))
         paying = [at for at in surest if evidence(best[at]) >= limits.least]
         free = apart([Place(current, at, at + 1, 1, step) for at in paying], _APART)
         accepted = [best[place.start] for place in free[: limits.spans]]
         for at, each in best.items():
-            _decide(made[at], each, each in accepted, limits.least)
+            _decide(measured[at], each, each in accepted, limits.least)
         if not accepted:
             break
         current = _replaced(work, current, accepted)
@@ -109,15 +115,15 @@ def _decide(proposals: Sequence[Proposal], best: Proposal, accepted: bool, least
     for each in proposals:
         if each.run is None:
             continue
-        found = f"evidence {evidence(each):+.1f} bits"
+        weighed = f"evidence {evidence(each):+.1f} bits"
         if each is not best:
-            each.why = f"{found}, less than for {best.text!r}"
+            each.why = f"{weighed}, less than for {best.text!r}"
         elif accepted:
-            each.accepted, each.why = True, f"{found}, {_looks(each)}"
+            each.accepted, each.why = True, f"{weighed}, {_looks(each)}"
         elif evidence(each) < least:
-            each.why = f"{found}, {least:g} are expected"
+            each.why = f"{weighed}, {least:g} are expected"
         else:
-            each.why = f"{found}, but close to a surer one, which is replaced first"
+            each.why = f"{weighed}, but close to a surer one, which is replaced first"
 
 
 def _looks(proposal: Proposal) -> str:
@@ -125,7 +131,7 @@ def _looks(proposal: Proposal) -> str:
 
 
 def _measured(
-    work: EditWork, run: Run, places: Sequence[int], limits: MistakeLimits, step: int
+    work: EditWork, run: Run, places: Sequence[int], limits: _Limits, step: int
 ) -> dict[int, list[Proposal]]:
     """Returns scored proposals for the places whose token may be a mistake."""
     cuts = borders(work, run)
@@ -135,48 +141,49 @@ def _measured(
         for at in whole
     }
     passes = max(2, -(-STRIDE * len(whole) // len(run.tokens)))  # one token in six is masked, or fewer
-    seen = look(work, run, whole, from_left, passes, _KNOWN)
+    surprise = look(work, run, whole, from_left, passes, _KNOWN)
     ids, wanted = run.token_ids, dict[int, list[int]]()
     for at in whole:
-        found, own = seen[at], seen[at][ids[at]]
-        if own >= _DOUBTED:
-            most = min(own - _LIKELIER, _UNLIKELY)
-            better = [token for token, bits in found.items() if bits <= most]
+        present_bits = surprise[at][ids[at]]
+        if present_bits >= _DOUBTED:
+            most = min(present_bits - _LIKELIER, _UNLIKELY)
+            better = [token for token, bits in surprise[at].items() if bits <= most]
             count = max(1, limits.candidates - len(from_left[at]))
             wanted[at] = [*dict.fromkeys((*better[:count], *from_left[at]))][: limits.candidates]
-    doubted = sorted(wanted, key=lambda at: -seen[at][ids[at]])
-    made = {at: list[Proposal]() for at in sorted(wanted)}
-    _score(work, run, doubted, wanted, made, limits, step)
-    for at, all_of_them in made.items():
-        _note(all_of_them, ids[at], [seen[at]])
-    return _looked_at_again(work, run, seen, made, limits, step)
+    doubted = sorted(wanted, key=lambda at: -surprise[at][ids[at]])
+    proposals = {at: list[Proposal]() for at in sorted(wanted)}
+    _score(work, run, doubted, wanted, proposals, limits, step)
+    for at, at_place in proposals.items():
+        _note(at_place, ids[at], [surprise[at]])
+    return _second_look(work, run, surprise, proposals, limits, step)
 
 
-def _looked_at_again(
+def _second_look(
     work: EditWork,
     run: Run,
-    seen: dict[int, Surprise],
-    made: dict[int, list[Proposal]],
-    limits: MistakeLimits,
+    surprise: dict[int, Surprise],
+    proposals: dict[int, list[Proposal]],
+    limits: _Limits,
     step: int,
 ) -> dict[int, list[Proposal]]:
     """Looks a second time at the tokens with the most evidence, with every other one of them masked: fewer
     masks, and fewer mistakes around them. It adds the tokens that are likeliest now to their proposals."""
-    scored = {at: [each for each in made[at] if each.run is not None] for at in made}
+    scored = {at: [each for each in proposals[at] if each.run is not None] for at in proposals}
     by_evidence = sorted(
         (at for at in scored if scored[at]), key=lambda at: -max(evidence(each) for each in scored[at])
     )
     suspects = sorted(by_evidence[: max(1, len(run.tokens) // _SECOND_LOOK)])
     ids = run.token_ids
-    asked = {at: [each.ids[0] for each in made[at]] for at in suspects}
-    again = look(work, run, suspects, asked, 2, _NEW)
+    proposed_ids = {at: [each.ids[0] for each in proposals[at]] for at in suspects}
+    again = look(work, run, suspects, proposed_ids, 2, _NEW)
     new = {
-        at: [token for token in again[at] if token != ids[at] and token not in asked[at]] for at in suspects
+        at: [token for token in again[at] if token != ids[at] and token not in proposed_ids[at]]
+        for at in suspects
     }
-    _score(work, run, suspects, new, made, limits, step)
+    _score(work, run, suspects, new, proposals, limits, step)
     for at in suspects:
-        _note(made[at], ids[at], [seen[at], again[at]])
-    return made
+        _note(proposals[at], ids[at], [surprise[at], again[at]])
+    return proposals
 
 
 def _score(
@@ -184,27 +191,26 @@ def _score(
     run: Run,
     places: Iterable[int],
     wanted: dict[int, list[int]],
-    made: dict[int, list[Proposal]],
-    limits: MistakeLimits,
+    proposals: dict[int, list[Proposal]],
+    limits: _Limits,
     step: int,
 ) -> None:
     """Adds scored proposals, in batches, until the budget is spent."""
     batch: list[tuple[Place, list[Proposal]]] = []
     never = {work.llm.mask.token, *work.llm.tokenizer.eos_ids}
     places = [at for at in places if wanted[at]]
-    for number, at in enumerate(places, 1):
+    for count, at in enumerate(places, 1):
         place = Place(run, at, at + 1, 1, step + at)
         allowed = [
             token
             for token in wanted[at]
             if token not in never and (limits.allowed is None or token in limits.allowed)
         ]
-        proposals = [
-            work.proposal(place, len(made[at]) + count, None, [token]) for count, token in enumerate(allowed)
-        ]
-        made[at] += proposals
-        batch.append((place, proposals))
-        if number == len(places) or sum(len(each) for _, each in batch) >= _AT_ONCE:
+        first = len(proposals[at])
+        new = [work.proposal(place, number, None, [token]) for number, token in enumerate(allowed, first)]
+        proposals[at] += new
+        batch.append((place, new))
+        if count == len(places) or sum(len(each) for _, each in batch) >= _AT_ONCE:
             work.score_all([each for each, _ in batch], [each for _, each in batch], limits.window)
             batch = []
             if work.tokens >= limits.budget:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from glassloop import Sampling
 from glassloop.diffuse.rows import MaskedRows
-from glassloop.edit import mistakes
+from glassloop.edit import repair_by_masks
 from glassloop.edit.masks import look
-from glassloop.edit.mistakes import evidence
-from glassloop.edit.proposal import EditWork, Proposal
+from glassloop.edit.proposal import Proposal
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
+from glassloop.edit.repair_by_masks import evidence
+from glassloop.edit.work import EditWork
 from glassloop.engine.tasks.masked import MaskedRow, Pass
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it"
@@ -31,8 +32,8 @@ SHARES = st.integers(1, 1000)
 @pytest.fixture(autouse=True)
 def _mistakes_are_common(monkeypatch):
     """All that a random model finds likely is nearly as likely as anything else, so nothing would pay."""
-    monkeypatch.setattr(mistakes, "evidence", lambda each: evidence(each) + SHIFT)
-    monkeypatch.setattr(mistakes, "_UNLIKELY", 20.0)
+    monkeypatch.setattr(repair_by_masks, "evidence", lambda each: evidence(each) + SHIFT)
+    monkeypatch.setattr(repair_by_masks, "_UNLIKELY", 20.0)
 
 
 def _edit(**options):
