@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from glassloop.engine.lens import Lenses
     from glassloop.record.passes import PassRecord
     from glassloop.record.verdict import ReplayVerdict
-    from glassloop.search.solution import Solution
+    from glassloop.search.solution import Replayed, Solution
 
 T = TypeVar("T")
 
@@ -226,6 +226,12 @@ class LLM(LocalEngine):
         from glassloop.search.solve import solve
 
         return solve(self, question, method=method, **options)
+
+    def replay_search(self, solution: Solution, **options: Any) -> Replayed:
+        """Makes a recorded search again and compares: what `Solution.replay` does."""
+        from glassloop.search.replay import replay
+
+        return replay(self, solution, **options)
 
     def diffuse(
         self,

@@ -202,7 +202,7 @@ class Playback:
 
     def __init__(self, runs: Sequence[Recorded]) -> None:
         self._runs = [_Run(run) for run in runs]
-        self.paths = Paths(self)  # type: ignore[arg-type]
+        self.paths = Paths(self)
         self.round = 0
         self._window = WINDOW
 
@@ -245,6 +245,9 @@ class Playback:
         path = Path(number, self._runs[number])  # type: ignore[arg-type]
         self.paths.add(path)
         return path
+
+    def new_fork(self, parent: Path, at: int, text: str) -> Path:
+        raise RecordError("recorded samples cannot be forked")
 
     def end(self, path: Path, by: str, why: str) -> None:
         path.ended_by, path.why = by, why

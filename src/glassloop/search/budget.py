@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import Any
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.util.shown import shown
 
 _MOST = 1 << 53
+_LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
+_MOST_LAST_DECISIONS = 0.05  # the most seconds, that the method keeps for its answer
+_EXTRACTING = 2.0  # seconds after the budget in which answers are still read
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,37 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class SearchClock:
+    """The time of one search, and how much of it the budget leaves."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._began: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._began is not None
+
+    def start(self) -> None:
+        self._began = perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time since the search began."""
+        return 0.0 if self._began is None else perf_counter() - self._began
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that paths and verifiers may still take; None: no limit."""
+        if self._limit is None:
+            return None
+        return self._limit - min(_LAST_DECISIONS * self._limit, _MOST_LAST_DECISIONS) - self.seconds
+
+    @property
+    def extracting_until(self) -> Deadline | None:
+        """When extractors must have ended: paths that time has cut off have an answer, too."""
+        if self._limit is None:
+            return None
+        return Deadline(max(0.0, self._limit + _EXTRACTING - self.seconds), "extract")

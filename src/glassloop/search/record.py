@@ -1,133 +1,34 @@
-"""The record of a search: written to and read from `.glass` files, and made again to compare.
+"""The record of a search, which is JSON in the header of the first path's run (`run.search`);
+docs/thinking.md describes it.
 
-The record is JSON in the header of the first path's run (`run.search`); docs/thinking.md describes it. A file
-is untrusted input: `read_record` checks every part that the rest of the code relies on.
+A file is untrusted input: `read_record` checks every part that the rest of the code relies on.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from glassloop.errors import TraceError
-from glassloop.record.format.glass_file import read, write
-from glassloop.record.run import Run
 from glassloop.search.budget import Budget
-from glassloop.search.running import RecordedSearch
-from glassloop.search.search import Search
-from glassloop.search.solution import Decision, Path, Solution, Spent
-from glassloop.search.verdict import Verdict
 from glassloop.util.shown import shown
-
-if TYPE_CHECKING:
-    from glassloop.engine.local import LocalEngine
 
 VERSION = 1
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """The result of making a search again: identical if every decision and every token is the same."""
-
-    identical: bool
-    decisions: int  # that were compared
-    tokens: int
-    difference: str | None  # the first one, in words
-    solution: Solution
-
-    def __str__(self) -> str:
-        if self.identical:
-            return f"identical: {self.decisions} decisions, {self.tokens} tokens"
-        return f"differs: {self.difference}"
+def plain(value: Any) -> Any:
+    """Returns a value as JSON has it. Values that JSON cannot hold are replaced by their type or function
+    name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return getattr(value, "__name__", type(value).__name__)
 
 
-def replay(
-    solution: Solution, llm: LocalEngine | None = None, *, method: Search | None = None, **given: Any
-) -> Replayed:
-    """Makes a search again and compares. Verdicts and the cut of a time limit are taken from the record."""
-    from glassloop.search.solve import prepare_again
-
-    if not solution.paths:
-        raise TraceError("the search has no paths; at least one is expected for a replay")
-    first = solution.paths[0].run
-    model = llm or first.llm
-    if model is None:
-        raise TraceError(f"the search was read from a file; llm= is expected, an LLM with {first.model}")
-    record = solution.record
-    verdicts = {(path, tokens, by): Verdict(*rest) for path, tokens, by, *rest in record["verdicts"]}
-    again = prepare_again(model, solution, RecordedSearch(record["cut"], verdicts), method, **given)  # type: ignore[arg-type]
-    made = again()
-    difference = _first_difference(solution, made)
-    return Replayed(difference is None, len(made.decisions), made.usage.tokens, difference, made)
-
-
-def _first_difference(one: Solution, other: Solution) -> str | None:
-    for place, (old, new) in enumerate(zip(one.decisions, other.decisions, strict=False)):
-        if old != new:
-            return f"decision {place} was {_words(old)} and is {_words(new)}"
-    for name, pair in (("decisions", (one.decisions, other.decisions)), ("paths", (one.paths, other.paths))):
-        if len(pair[0]) != len(pair[1]):
-            return f"there were {len(pair[0])} {name} and there are {len(pair[1])}"
-    for mine, theirs in zip(one.paths, other.paths, strict=True):
-        if mine.run.tokens != theirs.run.tokens:
-            pairs = enumerate(zip(mine.run.tokens, theirs.run.tokens, strict=False))
-            at = next((at for at, (left, right) in pairs if left != right), None)
-            where = "its length" if at is None else f"token {at}"
-            return f"path {mine.number} differs at {where}"
-        for name in ("value", "vote", "ended_by"):
-            if getattr(mine, name) != getattr(theirs, name):
-                found = f"{shown(getattr(mine, name))} and is {shown(getattr(theirs, name))}"
-                return f"{name} of path {mine.number} was {found}"
-    if one.votes != other.votes:
-        return f"the votes were {one.votes} and are {other.votes}"
-    return None
-
-
-def _words(decision: Decision) -> str:
-    return f"{decision.action} of path {decision.path} at {decision.tokens} tokens ({shown(decision.why)})"
-
-
-# ── files ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def save(solution: Solution, path: str | os.PathLike[str]) -> None:
-    """Writes the runs of a search as a `.glass` file, the first path first."""
-    if not solution.paths:
-        raise TraceError("the search has no paths; at least one is expected for a file")
-    write(path, [each.run for each in solution.paths])
-
-
-def load(path: str | os.PathLike[str], llm: LocalEngine | None = None) -> Solution:
-    runs = read(path)
-    for run in runs:
-        run.attach(llm)
-    return from_runs(runs, os.fspath(path))
-
-
-def from_runs(runs: Sequence[Run], where: str) -> Solution:
-    """Returns the search whose record is in one of these runs."""
-    record = next((run.search for run in runs if run.search is not None), None)
-    if record is None:
-        raise TraceError(f"{where} has no search; a file of Solution.save is expected")
-    read_record(record)
-    by_id = {run.id: run for run in runs}
-    paths: list[Path] = []
-    for plain in record["paths"]:
-        run = by_id.get(plain["run"])
-        if run is None:
-            raise TraceError(f"{where}: the run {shown(plain['run'])} of path {plain['number']} is missing")
-        verdict = None if plain["verdict"] is None else Verdict(**plain["verdict"])
-        parent = None if plain["parent"] is None else paths[plain["parent"]]
-        told = {name: plain[name] for name in ("value", "confidence", "vote", "ended_by", "why")}
-        paths.append(Path(plain["number"], run, parent, verdict=verdict, **told))
-    decisions = [Decision(**each) for each in record["decisions"]]
-    answer = None if record["answer"] is None else paths[record["answer"]]
-    return Solution(answer, paths, record["votes"], decisions, Spent(**record["usage"]), record)
-
-
-# ── checks ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
 
 _MOST = (1 << 53) - 1
 
@@ -237,8 +138,7 @@ _RECORD: dict[str, Callable[[Any], bool]] = {
 def read_record(record: Mapping[str, Any]) -> None:
     """Raises unless a record from a file has the form that this version writes."""
     if record.get("version") != VERSION:
-        found = shown(record.get("version"))
-        raise TraceError(f"search.version is {found}; {VERSION} is expected")
+        raise TraceError(f"search.version is {shown(record.get('version'))}; {VERSION} is expected")
     for name, right in _RECORD.items():
         if name not in record:
             raise TraceError(f"search.{name} is missing")

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
 from glassloop.engine.request_maker import check_priority
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.search.budget import Budget
-from glassloop.search.methods import METHODS, make_method
-from glassloop.search.own import OWN_METHODS
-from glassloop.search.running import RecordedSearch, Running, plain
+from glassloop.search.methods import make_method
+from glassloop.search.record import plain
+from glassloop.search.running import RecordedSearch, Running
 from glassloop.search.search import Search
 from glassloop.search.solution import Solution
 from glassloop.search.verdict import Extractor, Verifier
@@ -130,47 +129,6 @@ def prepare(
         named=named,
         past=past,
     )
-
-
-def prepare_again(
-    llm: LocalEngine, solution: Solution, past: RecordedSearch, method: Search | None, **given: Any
-) -> Callable[[], Solution]:
-    """Returns a function that makes a recorded search again. `extract` and `verify` may be given again where
-    they were functions."""
-    record, first = solution.record, solution.paths[0].run
-    if method is None and record["method"] not in (*METHODS, *OWN_METHODS):
-        problem = f"is missing; the search was made by {record['method']}, which is not built in"
-        raise GlassloopError.about("method", problem)
-    made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
-    sampling = SOLVE.acting(replace(first.sampling, seed=first.seed))
-    request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
-    request.runs[0].prompt = first.prompt
-    extract = given.get("extract", record["extract"])
-    if extract is None or (isinstance(extract, str) and extract.startswith("<")):
-        # It was a function, which is not in the record; what it found is.
-        extract = {path.run.text: path.value for path in solution.paths}.get
-    running = Running(
-        llm,
-        request,
-        made,
-        Budget.of(record["budget"]),
-        extractor=named_extractor(extract),
-        verifier=named_verifier(given.get("verify", _unknown)),
-        judge=None if record["judge"] is None else named_verifier(given.get("judge", _unknown)),
-        named={name: record[name] for name in ("extract", "verify", "judge")},
-        past=past,
-    )
-    return lambda: drive(running, None)
-
-
-def _made_again(name: str, options: Mapping[str, Any]) -> Search:
-    """Returns the built-in method of a record, whose options may be those of an earlier version."""
-    earlier = METHODS[name].earlier if name in METHODS else {}
-    return make_method(name, {**earlier, **options})
-
-
-def _unknown(text: str) -> bool:
-    raise GlassloopError("the record has no verdict on a text that the replay came to; verify= is expected")
 
 
 # ── driving ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
-"""Verifiers and methods of one's own, by name, for `--verify` and `--method` on the command line.
+"""The decorators with which users register verifiers and methods of their own by name, for `--verify` and
+`--method` on the command line.
 
-A file of `--plugin` registers them: `@verifier("short")` on a function that judges a text, and
+A file of `--plugin` uses them: `@verifier("short")` on a function that judges a text, and
 `@search_method("mine")` on a subclass of `Search`.
 """
 
@@ -10,14 +11,13 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from glassloop.decode.plugins import plugin_register
 from glassloop.errors import GlassloopError
+from glassloop.search.methods import METHODS, OWN_METHODS
 from glassloop.search.search import Search
 from glassloop.search.verdict import Verifier
+from glassloop.search.verify.checks import OWN_VERIFIERS, VERIFIERS
 from glassloop.util.shown import shown
 
-OWN_VERIFIERS: dict[str, Verifier] = plugin_register("verifier")
-OWN_METHODS: dict[str, type[Search]] = plugin_register("method")
 V = TypeVar("V", bound=Verifier)
 M = TypeVar("M", bound=type[Search])
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -26,8 +26,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 def verifier(name: str) -> Callable[[V], V]:
     """Registers a function, which returns True, False, a score or a Verdict for a text, as the verifier of
     this name."""
-    from glassloop.search.verify.checks import VERIFIERS
-
     _check_name("verifier", name, {each.partition(":")[0] for each in VERIFIERS})
 
     def register(function: V) -> V:
@@ -42,8 +40,6 @@ def verifier(name: str) -> Callable[[V], V]:
 def search_method(name: str) -> Callable[[M], M]:
     """Registers a subclass of `Search` as the method of this name. The arguments of its constructor are its
     options."""
-    from glassloop.search.methods import METHODS
-
     _check_name("method", name, {*METHODS, "none"})
 
     def register(kind: M) -> M:
