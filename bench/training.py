@@ -34,7 +34,7 @@ from glassloop.train.new_model import new_config
 from glassloop.train.progress import TrainingProgress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.subject import Subject
-from glassloop.train.tokens import TokenFiles, TokenWriter
+from glassloop.train.token_files import TokenFiles, TokenWriter
 from glassloop.train.trainer import Trainer
 
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16 operations per second

@@ -287,8 +287,8 @@ def test_early_stop_keeps_the_best_weights(data, tmp_path):
 
 def test_token_files_are_trained_on_without_a_tokenizer(data, tmp_path, monkeypatch):
     from glassloop.text.tokenizer import Tokenizer
+    from glassloop.train.new_tokenizer import train_characters
     from glassloop.train.prepare import prepare_tokens
-    from glassloop.train.tokenizer import train_characters
 
     tokenizer = Tokenizer.from_json_folder(train_characters([data], tmp_path / "words"))
     files = {name: text.encode() for name, text in tokenizer.json_files().items()}

@@ -109,7 +109,7 @@ def evaluate(
     from glassloop.cli.adapters import load_given
     from glassloop.evaluate.evaluation import Evaluation
     from glassloop.evaluate.evaluation import evaluate as run
-    from glassloop.evaluate.find import find_task
+    from glassloop.evaluate.find_task import find_task
 
     load_plugins(plugin)
     sampling = given(options)

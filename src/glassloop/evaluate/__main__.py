@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from glassloop.errors import GlassloopError
-from glassloop.evaluate.find import find_task
+from glassloop.evaluate.find_task import find_task
 from glassloop.evaluate.progress import progress
 
 
@@ -95,8 +95,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _draw(options: argparse.Namespace) -> None:
     from glassloop.api.llm import LLM
-    from glassloop.evaluate.draw import Plan, draw
     from glassloop.evaluate.record import Record
+    from glassloop.evaluate.samples import Plan, draw
 
     task = find_task(options.task, data=options.data)
     indices = _part(range(len(task.items))[: options.limit], options.part)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from glassloop.decode.chosen import ALTERNATIVE
-from glassloop.evaluate.draw import GREEDY, SAMPLES, unpack
-from glassloop.evaluate.methods import MethodSpec
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
+from glassloop.evaluate.method_spec import MethodSpec
 from glassloop.evaluate.record import RecordError, seconds_of
-from glassloop.evaluate.task import EvaluationTask, TaskItem
+from glassloop.evaluate.samples import GREEDY, SAMPLES, unpack
 from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.methods import make_method
 from glassloop.search.search import Paths, Search

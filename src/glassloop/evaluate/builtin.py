@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import number
 from glassloop.search.verdict import Verdict
 from glassloop.search.verify.ifeval import IFEval

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from glassloop.evaluate.methods import MethodSpec
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.method_spec import MethodSpec
 from glassloop.evaluate.progress import EvaluationProgress
 from glassloop.evaluate.record import Record
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.verify.likelihood import Scored, encode_pair, score_each
 
 if TYPE_CHECKING:

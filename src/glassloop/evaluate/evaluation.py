@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.sampling import Sampling
 from glassloop.evaluate.choices import METHODS as CHOICE_METHODS
 from glassloop.evaluate.choices import check_methods, run_choices
-from glassloop.evaluate.methods import MethodSpec, parse_methods
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError
+from glassloop.evaluate.method_spec import MethodSpec, parse_methods
 from glassloop.evaluate.progress import progress
 from glassloop.evaluate.record import Record
 from glassloop.evaluate.report import Figures, figures_of
-from glassloop.evaluate.run import EvaluationSettings, outcomes_of, rows_of, run_methods
-from glassloop.evaluate.task import EvaluationTask, TaskError
+from glassloop.evaluate.run_methods import EvaluationSettings, outcomes_of, rows_of, run_methods
 from glassloop.search.budget import Budget
 from glassloop.search.methods import make_method
 from glassloop.search.solve import TEMPERATURE

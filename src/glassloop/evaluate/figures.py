@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.evaluate.analyse import ItemOutcome, Samples
-from glassloop.evaluate.draw import GREEDY, SAMPLES
-from glassloop.evaluate.methods import parse_methods
+from glassloop.evaluate.evaluation_task import EvaluationTask
+from glassloop.evaluate.method_spec import parse_methods
 from glassloop.evaluate.record import RecordError, read, read_parts, seconds_of
 from glassloop.evaluate.report import Figures, ReportRow, figures_of, row_of
-from glassloop.evaluate.task import EvaluationTask
+from glassloop.evaluate.samples import GREEDY, SAMPLES
 
 
 def figures_of_samples(

@@ -17,7 +17,7 @@ from typing import Any
 
 from glassloop.errors import TextError
 from glassloop.evaluate.builtin import rows
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verdict import Verdict, Verifier
 from glassloop.text.chat import TemplateLimits

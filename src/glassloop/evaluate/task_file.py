@@ -12,7 +12,7 @@ from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.builtin import rows
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verify.unit_tests import unit_tests
 from glassloop.util.shown import shown

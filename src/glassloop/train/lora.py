@@ -50,7 +50,7 @@ def add_adapters(network: Network, config: TrainConfig) -> None:
     begins with uniform random numbers and `up` with zeros, so that the model begins unchanged."""
     import torch
 
-    from glassloop.train.ops import TrainedLowRank
+    from glassloop.train.gradient_ops import TrainedLowRank
 
     random = np.random.default_rng(config.seed)
     network.freeze()

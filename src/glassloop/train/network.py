@@ -15,7 +15,7 @@ from glassloop.model.config import ModelConfig
 from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
-from glassloop.train.ops import SequenceBatch, TrainOps
+from glassloop.train.gradient_ops import SequenceBatch, TrainOps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from glassloop.errors import TextError
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.sources import Document, describe, find_files, read_documents
-from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
+from glassloop.train.token_files import DataError, TokenFiles, TokenWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -143,7 +143,7 @@ def fitted(
     tokens, small data are read twenty times, and an adapter of few steps learns faster. `given` has the
     settings that are fixed already."""
     from glassloop.train.sources import find_files, has_text_files, size_in_bytes
-    from glassloop.train.tokens import TokenFiles, is_token_folder
+    from glassloop.train.token_files import TokenFiles, is_token_folder
 
     if len(data) == 1 and is_token_folder(Path(data[0])):
         tokens, text = TokenFiles(Path(data[0])).tokens, False

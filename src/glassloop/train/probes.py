@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from glassloop.train.batches import Range
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.tokens import TokenFiles
+from glassloop.train.token_files import TokenFiles
 
 _MOST_DOCUMENTS = 16
 

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from glassloop.errors import TextError
 from glassloop.text.chat import check_messages
-from glassloop.train.tokens import DataError
+from glassloop.train.token_files import DataError
 from glassloop.util.shown import shown
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")

@@ -19,11 +19,11 @@ from glassloop.ops.tensor import Tensor
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.batches import Range, split_validation
 from glassloop.train.config import TrainConfig, TrainError
-from glassloop.train.export import tokenizer_files
+from glassloop.train.model_folder import tokenizer_files
 from glassloop.train.new_model import first_weights, new_config
+from glassloop.train.new_tokenizer import train_bpe, train_characters
 from glassloop.train.prepare import prepare_tokens
-from glassloop.train.tokenizer import train_bpe, train_characters
-from glassloop.train.tokens import TokenFiles, is_token_folder
+from glassloop.train.token_files import TokenFiles, is_token_folder
 
 Report = Callable[[str], None]
 _REMEDY = " (--length N, or --packing stream)"

@@ -87,8 +87,8 @@ def _run(
 ) -> Trained:
     from glassloop.model.fingerprint import fingerprint
     from glassloop.train import lora
-    from glassloop.train.export import write_model_folder
     from glassloop.train.machine import choose_device, environment
+    from glassloop.train.model_folder import write_model_folder
     from glassloop.train.network import Network
     from glassloop.train.subject import load_subject, load_teacher
     from glassloop.train.trainer import Trainer

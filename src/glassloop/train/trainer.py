@@ -22,22 +22,27 @@ import numpy as np
 import torch
 
 from glassloop.train import checkpoint as checkpoints
-from glassloop.train.batches import IGNORED, Batches, Cursor, TrainingRows, document_cuts
+from glassloop.train.batches import (
+    DROPOUT,
+    IGNORED,
+    ON_POLICY,
+    Batches,
+    Cursor,
+    TrainingRows,
+    document_cuts,
+    number,
+)
 from glassloop.train.checkpoint import Arrays, State
-from glassloop.train.config import TrainConfig, TrainingInterrupted
+from glassloop.train.config import TrainConfig, TrainingInterrupted, plan_text
 from glassloop.train.curves import Curves, svg
-from glassloop.train.launched import Launched
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.machine import send
-from glassloop.train.moments import adamw, set_arrays, to_arrays
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.order import DROPOUT, ON_POLICY, number
-from glassloop.train.plan import plan_text
+from glassloop.train.optimizer import LaunchedStep, adamw, learning_rate, set_arrays, to_arrays
 from glassloop.train.probes import end_probability, neighbours
 from glassloop.train.progress import TrainingProgress, duration
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.sample import after_end, sample_batch, sample_tokens
-from glassloop.train.schedule import learning_rate
+from glassloop.train.sample_text import after_end, sample_batch, sample_tokens
 from glassloop.train.subject import Subject
 
 _TIMED = 32  # tokens of the piece whose time foretells that of a step
@@ -67,7 +72,7 @@ class Trainer:
         self.state = _FIRST
         self._on_step = on_step
         self._stop = False
-        self._launched: deque[Launched] = deque()
+        self._launched: deque[LaunchedStep] = deque()
         # Steps whose results are not waited for: while a GPU computes, the next step is prepared.
         self._ahead = 1 if network.device.startswith("cuda") else 0
         self._broken = torch.zeros((), device=network.device)  # 1 after a step that was not finite
@@ -195,7 +200,7 @@ class Trainer:
             place=cursor.place,
             tokens=state.tokens + count,
         )
-        self._launched.append(Launched(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
+        self._launched.append(LaunchedStep(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
         while len(self._launched) > self._ahead:
             self._record()
 

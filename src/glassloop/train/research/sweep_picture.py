@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from glassloop.train.chart import COLOURS, Chart
-from glassloop.train.scaling import Estimate, Fit, TrainedSize
+from glassloop.train.research.scaling import Estimate, Fit, TrainedSize
 
 
 def sweep_svg(

@@ -26,15 +26,14 @@ from glassloop.train.adapter_file import write_adapter_file
 from glassloop.train.checkpoint import State
 from glassloop.train.config import TrainConfig, TrainError
 from glassloop.train.curves import Curves, svg
-from glassloop.train.hole_network import HoleNetwork
 from glassloop.train.machine import environment, set_up, settled
-from glassloop.train.masking import Layout, blocks, holes
-from glassloop.train.moments import set_arrays, to_arrays
+from glassloop.train.optimizer import learning_rate, set_arrays, to_arrays
 from glassloop.train.prepare import prepare_tokens
 from glassloop.train.progress import TrainingProgress
+from glassloop.train.research.hole_network import HoleNetwork
+from glassloop.train.research.masking import Layout, blocks, holes
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.schedule import learning_rate
-from glassloop.train.tokens import TokenFiles, is_token_folder
+from glassloop.train.token_files import TokenFiles, is_token_folder
 from glassloop.util.files import write_text
 
 FILE = "holes.safetensors"

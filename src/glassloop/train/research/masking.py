@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from glassloop.train.machine import send
-from glassloop.train.masked_ops import MaskedBatch, Two
+from glassloop.train.research.masked_ops import MaskedBatch, Two
 
 Ints = NDArray[np.int64]
 LONGEST_SPAN = 16

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from glassloop.train.config import TrainConfig, TrainError, TrainingInterrupted, config_text
 from glassloop.train.new_model import new_config
 from glassloop.train.progress import TrainingProgress
+from glassloop.train.research.scaling import Estimate, Fit, TrainedSize, fit
+from glassloop.train.research.sweep_picture import sweep_svg
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.scaling import Estimate, Fit, TrainedSize, fit
 from glassloop.train.subject import prepare_data
-from glassloop.train.sweep_picture import sweep_svg
-from glassloop.train.tokens import TokenFiles
+from glassloop.train.token_files import TokenFiles
 from glassloop.train.train import resume, train
 from glassloop.util.files import write_text
 from glassloop.util.plain_text import PlainTable

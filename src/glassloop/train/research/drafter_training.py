@@ -26,14 +26,14 @@ from glassloop.model.config import ModelConfig
 from glassloop.model.drafter import ARCHITECTURE, Drafter, DrafterConfig, model_key
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
+from glassloop.train.batches import BLOCKS, DOCUMENTS, order
 from glassloop.train.config import TrainError
 from glassloop.train.cross_entropy import soft_cross_entropy
 from glassloop.train.gguf_file import write_tensors
+from glassloop.train.gradient_ops import SequenceBatch, TrainMatrix, TrainOps
 from glassloop.train.machine import send
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch, TrainMatrix, TrainOps
-from glassloop.train.order import BLOCKS, DOCUMENTS, order
-from glassloop.train.tokens import TokenFiles
+from glassloop.train.token_files import TokenFiles
 from glassloop.util.files import sha256_of
 
 _FORMAT = FORMATS["Q4_1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from glassloop.evaluate.builtin import bbh, gsm8k, ifeval, reasoning_gym
-from glassloop.evaluate.task import EvaluationTask, TaskError
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError
 from glassloop.search.extract import find_extractor
 from glassloop.util.shown import shown
 

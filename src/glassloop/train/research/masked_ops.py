@@ -19,7 +19,7 @@ from glassloop.ops.kv_cache import Pages, Place
 from glassloop.ops.protocol import Activation
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
-from glassloop.train.ops import TrainMatrix, TrainOps
+from glassloop.train.gradient_ops import TrainMatrix, TrainOps
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 

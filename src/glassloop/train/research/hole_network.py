@@ -15,9 +15,9 @@ from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
+from glassloop.train.gradient_ops import TrainedLowRank
 from glassloop.train.lora import target_names
-from glassloop.train.masked_ops import MaskedBatch, MaskedOps, Two
-from glassloop.train.ops import TrainedLowRank
+from glassloop.train.research.masked_ops import MaskedBatch, MaskedOps, Two
 
 _VECTOR = "embedding"
 Layers = Sequence[Any]  # sublayers, plain or compiled

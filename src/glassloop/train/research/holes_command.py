@@ -97,7 +97,7 @@ def add_holes(commands: Any) -> None:
 def run_holes(given: argparse.Namespace) -> None:
     """Trains as the flags say and prints the path of the file, or the result as JSON."""
     need_torch()
-    from glassloop.train.holes import HolesConfig, train_holes
+    from glassloop.train.research.hole_training import HolesConfig, train_holes
 
     settings = {
         name: getattr(given, name) for name in (*_SETTINGS, "model", "data", "deterministic", "compile")

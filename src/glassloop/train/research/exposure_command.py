@@ -41,9 +41,9 @@ def add_exposure(commands: Any) -> None:
 def run_exposure(given: argparse.Namespace) -> None:
     """Measures all students and prints the figures."""
     need_torch()
-    from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
     from glassloop.train.machine import choose_device
-    from glassloop.train.prompts import data_prompts
+    from glassloop.train.research.data_prompts import data_prompts
+    from glassloop.train.research.exposure import exposure_svg, exposure_text, load_network, measure_exposure
     from glassloop.util.files import write_text
 
     check_numbers(given, "texts", "prompt_tokens", "tokens", most=1 << 16)

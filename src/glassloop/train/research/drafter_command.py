@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from glassloop.train.config import TrainError, need_torch
 
 if TYPE_CHECKING:
-    from glassloop.train.tokens import TokenFiles
+    from glassloop.train.token_files import TokenFiles
 
 _NUMBERS = (
     ("tokens", 20_000_000, "Tokens to write"),
@@ -68,8 +68,8 @@ def run_drafter(given: argparse.Namespace) -> None:
     from glassloop.model.drafter import model_key
     from glassloop.model.loader import ModelFiles
     from glassloop.model.registry import DEFAULT_MODEL, fetch
-    from glassloop.train.drafter import DrafterTrainer, DrafterTraining, Target
-    from glassloop.train.tokens import TokenFiles
+    from glassloop.train.research.drafter_training import DrafterTrainer, DrafterTraining, Target
+    from glassloop.train.token_files import TokenFiles
 
     given.model = given.model or DEFAULT_MODEL
     out = Path(given.out)
@@ -105,8 +105,8 @@ def _written(given: argparse.Namespace, folder: Path, vocab_size: int) -> TokenF
     """Lets the model write the text, in as many processes as asked for; returns that of an earlier call."""
     from multiprocessing import get_context
 
-    from glassloop.train.self_text import merge
-    from glassloop.train.tokens import TokenFiles, is_token_folder
+    from glassloop.train.research.self_text import merge
+    from glassloop.train.token_files import TokenFiles, is_token_folder
 
     if is_token_folder(folder):
         return TokenFiles(folder)
@@ -131,7 +131,7 @@ def _write_part(given: argparse.Namespace, folder: Path, number: int) -> None:
     from glassloop.model.loader import ModelFiles
     from glassloop.model.registry import fetch
     from glassloop.ops import choose_ops
-    from glassloop.train.self_text import ChatFrame, TextWriter, seed_ids, write_text
+    from glassloop.train.research.self_text import ChatFrame, TextWriter, seed_ids, write_text
 
     files = ModelFiles(fetch(given.model))
     transformer, tokenizer = files.load(choose_ops(given.ops))

@@ -10,8 +10,8 @@ import torch
 
 from glassloop.decode.luck import luck
 from glassloop.ops.kv_cache import Place
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
 
 
 def sample_batch(

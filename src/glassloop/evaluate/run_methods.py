@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.evaluate.analyse import ItemOutcome
-from glassloop.evaluate.methods import MethodSpec
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
+from glassloop.evaluate.method_spec import MethodSpec
 from glassloop.evaluate.progress import EvaluationProgress
 from glassloop.evaluate.record import Record, seconds_of
 from glassloop.evaluate.report import ReportRow, row_of
-from glassloop.evaluate.task import EvaluationTask, TaskItem
 from glassloop.search.solution import Solution
 from glassloop.search.solve import drive_all, prepare
 

@@ -1,7 +1,9 @@
-"""AdamW for the parameters of a run; parameters and moments as the arrays of a checkpoint, and back."""
+"""The optimizer of a run: AdamW, the learning rate of each step, the results of a step that is under way, and
+parameters and moments as the arrays of a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,3 +62,36 @@ def adamw(config: TrainConfig, network: Network) -> Any:
     ]
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=True)
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Returns the rate of a step (from 0): a linear warm-up, then the schedule down to `final_lr` in the last
+    step."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / (config.warmup + 1)
+    if config.schedule == "constant":
+        return config.lr
+    left = config.steps - 1 - config.warmup
+    gone = min(1.0, (step - config.warmup) / left) if left > 0 else 1.0
+    share = 1 - gone if config.schedule == "linear" else (1 + math.cos(math.pi * gone)) / 2
+    return config.lr * (config.final_lr + (1 - config.final_lr) * share)
+
+
+class LaunchedStep:
+    """A step that was launched, whose results are on their way from the device."""
+
+    def __init__(self, step: int, rate: float, tokens: int, rows: int, facts: torch.Tensor) -> None:
+        self.step, self.rate, self.tokens, self.rows = step, rate, tokens, rows
+        self._facts, self._event = facts, None
+        if facts.is_cuda:
+            self._facts = torch.empty(2, dtype=facts.dtype, pin_memory=True)
+            self._facts.copy_(facts, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> tuple[float, float]:
+        """Returns the loss and the norm of the gradient as soon as they are known."""
+        if self._event is not None:
+            self._event.synchronize()
+        loss, norm = self._facts.tolist()
+        return loss, norm

@@ -18,8 +18,8 @@ import numpy as np
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
 from glassloop.evaluate.record import Record
-from glassloop.evaluate.task import EvaluationTask, TaskItem
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.search.confidence import likelihood, token_confidences

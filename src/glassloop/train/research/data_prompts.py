@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from glassloop.model.loader import load_tokenizer
+from glassloop.train.batches import DOCUMENTS, number
 from glassloop.train.config import TrainError
-from glassloop.train.order import DOCUMENTS, number
 from glassloop.train.prepare import prepare_tokens
-from glassloop.train.tokens import TokenFiles, is_token_folder
+from glassloop.train.token_files import TokenFiles, is_token_folder
 
 
 def data_prompts(

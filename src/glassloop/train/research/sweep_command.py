@@ -52,7 +52,7 @@ def add_sweep(commands: Any) -> None:
 
 def run_sweep(given: argparse.Namespace) -> None:
     """Makes the sweep and prints the law and the prediction."""
-    from glassloop.train.sweep import Size, sweep, sweep_facts, sweep_text
+    from glassloop.train.research.sweep import Size, sweep, sweep_facts, sweep_text
 
     check_numbers(given, "times", most=1e6)
     check_numbers(given, "jobs", most=256)

@@ -22,7 +22,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, Span, pages_for
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.config import TrainError
-from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
+from glassloop.train.token_files import DataError, TokenFiles, TokenWriter
 from glassloop.util.files import read_at_most
 
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 0.7, 1.0)  # one of them for each answer
