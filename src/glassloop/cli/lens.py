@@ -13,9 +13,9 @@ from glassloop.cli.help import App
 from glassloop.cli.kept import complete_run
 from glassloop.cli.naming import find_place, number_in
 from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops, read_text
-from glassloop.cli.picture import GridCell, grid, save
 from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
 from glassloop.errors import GlassloopError
+from glassloop.util.chart import GridCell, grid, save_svg
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
@@ -68,7 +68,7 @@ def attention(
     if layer is not None:
         seen.layer(layer)  # raises before anything is written
     if picture is not None:
-        save(_draw_attention(seen, layer), picture)
+        save_svg(_draw_attention(seen, layer), picture)
     if as_json:
         print_json(seen.to_dict(layer))
     elif layer is None:
@@ -95,7 +95,7 @@ def layers(
     text, llm = _open(source, model, ops, as_text)
     seen = llm.lens.layers(text, _place(llm, text, token, in_prompt), count)
     if picture is not None:
-        save(_draw_layers(seen), picture)
+        save_svg(_draw_layers(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:
@@ -121,7 +121,7 @@ def neighbours(
 
     seen = load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
     if picture is not None:
-        save(_draw_neighbours(seen), picture)
+        save_svg(_draw_neighbours(seen), picture)
     if as_json:
         print_json(seen.to_dict())
     else:

@@ -11,8 +11,8 @@ from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.evaluate.analyse import ItemOutcome
 from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
+from glassloop.evaluate.item_progress import ItemProgress
 from glassloop.evaluate.method_spec import MethodSpec
-from glassloop.evaluate.progress import EvaluationProgress
 from glassloop.evaluate.record import Record, seconds_of
 from glassloop.evaluate.report import ReportRow, row_of
 from glassloop.search.solution import Solution
@@ -57,7 +57,7 @@ def run_methods(
     methods: Sequence[MethodSpec],
     settings: EvaluationSettings,
     record: Record,
-    shown: EvaluationProgress,
+    progress: ItemProgress,
 ) -> None:
     """Runs what the record does not have yet, and shows its progress."""
     places = {item.id: place for place, item in enumerate(task.items)}
@@ -67,7 +67,7 @@ def run_methods(
         if not missing:
             continue
         record.begin()
-        shown.begin(method.text)
+        progress.begin_method(method.text)
 
         def make(number: int, missing: list[TaskItem] = missing, method: MethodSpec = method) -> Running:
             item = missing[number]
@@ -89,7 +89,7 @@ def run_methods(
         for solution in drive_all(llm, make, len(missing), window):
             row = _row(task, missing[solution.index], method, solution)
             record.add(row)
-            shown.finish_item(row["tokens"])
+            progress.finish_item(row["tokens"])
 
 
 def _row(task: EvaluationTask, item: TaskItem, method: MethodSpec, solution: Solution) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassloop.train.config import TrainConfig, need_torch
-from glassloop.train.progress import TrainingProgress
 from glassloop.train.run_folder import RunFolder
+from glassloop.util.progress import ProgressBar
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def resume(
 
         with place.locked(), set_up(config):
             if place.result is None:
-                with TrainingProgress(config.steps, 0, quiet) as progress:
+                with ProgressBar(config.steps, 0, quiet) as progress:
                     return _run(config, place, progress, on_step, on_weights)
     done = place.result
     assert done is not None
@@ -72,7 +72,7 @@ def load_torch(quiet: bool) -> None:
     """Loads torch, which takes some seconds, and says so."""
     need_torch()
     if "torch" not in sys.modules:
-        with TrainingProgress(1, 0, quiet) as progress:
+        with ProgressBar(1, 0, quiet) as progress:
             progress.say("loading torch")
             progress.now("loading torch")
             import torch  # noqa: F401
@@ -81,7 +81,7 @@ def load_torch(quiet: bool) -> None:
 def _run(
     config: TrainConfig,
     place: RunFolder,
-    progress: TrainingProgress,
+    progress: ProgressBar,
     on_step: Callable[[int], None],
     on_weights: Callable[[Path], None],
 ) -> Trained:

@@ -34,16 +34,16 @@ from glassloop.train.batches import (
 )
 from glassloop.train.checkpoint import Arrays, State
 from glassloop.train.config import TrainConfig, TrainingInterrupted, plan_text
-from glassloop.train.curves import Curves, svg
+from glassloop.train.curves import Curves, step_facts, svg
 from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.machine import send
 from glassloop.train.network import Network
 from glassloop.train.optimizer import LaunchedStep, adamw, learning_rate, set_arrays, to_arrays
 from glassloop.train.probes import end_probability, neighbours
-from glassloop.train.progress import TrainingProgress, duration
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.sample_text import after_end, sample_batch, sample_tokens
 from glassloop.train.subject import Subject
+from glassloop.util.progress import ProgressBar, duration
 
 _TIMED = 32  # tokens of the piece whose time foretells that of a step
 _FIRST = State(step=0, epoch=0, place=0, tokens=0, seconds=0.0)
@@ -61,7 +61,7 @@ class Trainer:
         identity: dict[str, str],
         *,
         teacher: Network | None = None,
-        progress: TrainingProgress,
+        progress: ProgressBar,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.config = config
@@ -226,7 +226,8 @@ class Trainer:
             tokens=done.tokens,
             seconds=round(self.state.seconds, 3),
         )
-        self.progress.step(done.step, total, done.rows / max(took, 1e-9))
+        speed = done.rows / max(took, 1e-9)
+        self.progress.show(done.step, step_facts(done.step, self.config.steps, total, speed))
 
     def _loss(self, batch: SequenceBatch, targets: torch.Tensor, own_text: bool) -> torch.Tensor:
         if self._teacher is None:
@@ -388,7 +389,7 @@ class Trainer:
     def _resume(self) -> None:
         found, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
         for problem in problems:
-            TrainingProgress(1, 0).say(f"{problem}; an older one is used")
+            ProgressBar(1, 0).say(f"{problem}; an older one is used")
         if found is not None:
             self.state, arrays = found
             self._set(arrays)

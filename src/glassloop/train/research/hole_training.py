@@ -25,16 +25,16 @@ from glassloop.train import checkpoint as checkpoints
 from glassloop.train.adapter_file import write_adapter_file
 from glassloop.train.checkpoint import State
 from glassloop.train.config import TrainConfig, TrainError
-from glassloop.train.curves import Curves, svg
+from glassloop.train.curves import Curves, step_facts, svg
 from glassloop.train.machine import environment, set_up, settled
 from glassloop.train.optimizer import learning_rate, set_arrays, to_arrays
 from glassloop.train.prepare import prepare_tokens
-from glassloop.train.progress import TrainingProgress
 from glassloop.train.research.hole_network import HoleNetwork
 from glassloop.train.research.masking import Layout, blocks, holes
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.token_files import TokenFiles, is_token_folder
 from glassloop.util.files import write_text
+from glassloop.util.progress import ProgressBar
 
 FILE = "holes.safetensors"
 _WIDTHS = (4, 8, 16, 32)  # of a block
@@ -203,7 +203,7 @@ class _Run:
     def _check_compiled(self) -> None:
         """Compares the gradients of compiled layers with those of plain ones. If they differ by more than
         rounding, or cannot be compiled, the run goes on without."""
-        say = TrainingProgress(1, 0, self.quiet).say
+        say = ProgressBar(1, 0, self.quiet).say
         network = self.network
         found = []
         try:
@@ -228,7 +228,7 @@ class _Run:
     def finish(self) -> TrainedHoles:
         """Trains to the end and writes the adapter."""
         curves = Curves(self.place.curves, self.state.step)
-        with TrainingProgress(self.config.run.steps, self.state.step, self.quiet) as progress:
+        with ProgressBar(self.config.run.steps, self.state.step, self.quiet) as progress:
             self._train(curves, progress)
         self._save()
         picture = svg(curves.points)
@@ -237,7 +237,7 @@ class _Run:
         curves.close()
         return self._write(curves)
 
-    def _train(self, curves: Curves, progress: TrainingProgress) -> None:
+    def _train(self, curves: Curves, progress: ProgressBar) -> None:
         """Makes the steps that are left, as far as the time allows."""
         run, device = self.config.run, self.config.run.device
         began, before, waiting = time.monotonic(), self.state.seconds, []
@@ -275,14 +275,15 @@ class _Run:
         self.state = replace(self.state, seconds=before + time.monotonic() - began)
 
     def _note(
-        self, curves: Curves, progress: TrainingProgress, step: int, numbers: Any, rate: float, layout: Layout
+        self, curves: Curves, progress: ProgressBar, step: int, numbers: Any, rate: float, layout: Layout
     ) -> None:
         loss, norm = numbers.tolist()
         self.place.check_finite(step, loss, norm)
         kind = "holes" if layout.starts is None else "blocks"
         rows = {"sequences": len(layout.targets), "masked": layout.targets.shape[1]}
         curves.add(step=step, loss=loss, lr=rate, norm=norm, kind=kind, **rows)
-        progress.step(step, loss, self.state.tokens / max(self.state.seconds, 1e-9))
+        speed = self.state.tokens / max(self.state.seconds, 1e-9)
+        progress.show(step, step_facts(step, self.config.run.steps, loss, speed))
 
     def _layouts(self) -> Iterator[tuple[int, Layout]]:
         """Yields the layouts of the steps to come, made on another thread while the device computes."""
@@ -343,7 +344,7 @@ class _Run:
     def _resume(self) -> None:
         found, problems = checkpoints.newest_checkpoint(self.place.checkpoints, self.identity)
         for problem in problems:
-            TrainingProgress(1, 0).say(f"{problem}; an older one is used")
+            ProgressBar(1, 0).say(f"{problem}; an older one is used")
         if found is not None:
             self.state, arrays = found
             parameters, where = {"flat": self.network.flat}, self.place.checkpoints

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from glassloop.train.config import TrainConfig, TrainError, TrainingInterrupted, config_text
 from glassloop.train.new_model import new_config
-from glassloop.train.progress import TrainingProgress
 from glassloop.train.research.scaling import Estimate, Fit, TrainedSize, fit
 from glassloop.train.research.sweep_picture import sweep_svg
 from glassloop.train.run_folder import RunFolder
@@ -28,6 +27,7 @@ from glassloop.train.token_files import TokenFiles
 from glassloop.train.train import resume, train
 from glassloop.util.files import write_text
 from glassloop.util.plain_text import PlainTable
+from glassloop.util.progress import ProgressBar
 
 _MOST_RUNS = 1000
 _LEAST_COST = 60_000
@@ -104,7 +104,7 @@ def sweep(
         raise TrainError.about("sizes", f"and budgets make 1 to {_MOST_RUNS} runs")
     if config.model is not None or config.lora_rank or config.teacher is not None:
         raise TrainError.about("model", "is given; a sweep trains new models")
-    say = TrainingProgress(1, 0, quiet).say
+    say = ProgressBar(1, 0, quiet).say
     place.mkdir(parents=True, exist_ok=True)
     data = prepare_data(config, place, say)
     base = replace(config, data=(str(data),))
@@ -248,7 +248,7 @@ class _Runs:
         self._plan, self._place = plan, place
         self._work = {name: config.steps * _cost(config) for name, config in plan.items()}
         self._done = sum(work for name, work in self._work.items() if RunFolder(place / name).result)
-        self._progress = TrainingProgress(sum(self._work.values()), self._done, quiet)
+        self._progress = ProgressBar(sum(self._work.values()), self._done, quiet)
         self.say = self._progress.say
 
     def losses(self, names: Iterable[str], jobs: int) -> dict[str, float]:

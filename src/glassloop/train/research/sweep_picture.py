@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from glassloop.train.chart import COLOURS, Chart
 from glassloop.train.research.scaling import Estimate, Fit, TrainedSize
+from glassloop.util.chart import COLOURS, Chart, Margins
 
 
 def sweep_svg(
@@ -20,7 +20,7 @@ def sweep_svg(
     left, right = math.log10(weights[0]) - 0.1, math.log10(weights[-1]) + 0.1
     margin = 0.05 * (max(losses) - min(losses)) + 1e-9
     low, high = min(losses) - margin, max(losses) + margin
-    chart = Chart((left, right), (low, high), height=420, right=150)
+    chart = Chart((left, right), (low, high), height=420, margins=Margins(right=150))
     chart.name_x({math.log10(value): _short(value) for value in weights}, "weights of the layers")
     for number, tokens in enumerate(sorted({run.tokens for run in runs})):
         colour = COLOURS[number % len(COLOURS)]

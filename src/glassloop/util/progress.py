@@ -1,5 +1,6 @@
-"""The progress of a run on stderr: a bar on a terminal, a line now and then elsewhere. While something takes
-long, a thread says what it is and for how long it has been going on."""
+"""Progress on stderr, of training runs and evaluations: a bar on a terminal, a line now and then elsewhere.
+While something takes long, a thread says what it is and for how long it has been going on. It needs nothing
+but the standard library."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shutil
 import sys
 import threading
 import time
+from typing import Self
 
 from glassloop.util.plain_text import visible
 
@@ -15,11 +17,12 @@ _SILENT = 1.0  # seconds without output after which a terminal shows what is bei
 _FIRST = 2.0  # the same elsewhere, for the first time in an activity
 
 
-class TrainingProgress:
-    """The bar of one run. `done` of its `steps` were made before. Inside `with`, no activity is silent."""
+class ProgressBar:
+    """The progress of `total` steps, of which `done` were made before. Inside `with`, no activity is
+    silent."""
 
-    def __init__(self, steps: int, done: int, quiet: bool = False) -> None:
-        self._steps = steps
+    def __init__(self, total: int, done: int, quiet: bool = False) -> None:
+        self._total = total
         self.quiet = quiet
         self._bar = sys.stderr.isatty()
         self.begin(done)
@@ -33,7 +36,7 @@ class TrainingProgress:
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
 
-    def __enter__(self) -> TrainingProgress:
+    def __enter__(self) -> Self:
         if not self.quiet and self._ticker is None:
             self._ended.clear()
             self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -61,19 +64,14 @@ class TrainingProgress:
         with self._lock:
             self._doing, self._soon, self._since = doing, soon, time.monotonic()
 
-    def step(self, done: int, loss: float, tokens_per_second: float) -> None:
-        """Shows that a step is done."""
-        facts = f"step {done}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
-        self.show(done, facts)
-
     def show(self, done: int, facts: str) -> None:
         """Shows how much is done and what there is to say about it, if the last time was a while ago."""
         now = time.monotonic()
-        last = done == self._steps
+        last = done == self._total
         if self.quiet or (now - self._shown < (0.2 if self._bar else _SECONDS) and not last):
             return
         self._shown = now
-        left = (now - self._began) / max(1, done - self._first) * (self._steps - done)
+        left = (now - self._began) / max(1, done - self._first) * (self._total - done)
         facts += f"  {duration(left)} left"
         with self._lock:
             if not self._bar:
@@ -88,7 +86,7 @@ class TrainingProgress:
     def _draw(self, done: int, facts: str) -> None:
         """Draws the bar with what there is to say, on the line of the one before."""
         room = shutil.get_terminal_size().columns - len(facts) - 4
-        filled = round(done / self._steps * room) if room > 4 else 0
+        filled = round(done / self._total * room) if room > 4 else 0
         bar = f"[{'█' * filled}{' ' * (room - filled)}] " if room > 4 else ""
         self._write(f"\r{bar}{facts}\x1b[K")
 
