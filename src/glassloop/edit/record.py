@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from glassloop.decode.option import is_number
 from glassloop.edit.proposal import DECIDED, Proposal
 from glassloop.edit.work import EditWork
 from glassloop.errors import TraceError
 from glassloop.record.run import Run
+from glassloop.util.check import FLAG, LIST, OBJECT, TEXT, Rule, is_number, one_of, or_none, require
 from glassloop.util.files import read_at_most, write_text
 from glassloop.util.shown import shown
 
@@ -140,13 +140,13 @@ class Edit:
         """Returns an edit from `to_dict`'s form, checked."""
         if not isinstance(plain, dict) or plain.get("glassloop_edit") != FORMAT:
             raise TraceError(f"glassloop_edit is not {FORMAT}; a record of an edit is expected")
-        for name, (expected, good) in _FIELDS.items():
-            _check(name, plain.get(name), expected, good)
+        for name, rule in _FIELDS.items():
+            require(name, plain.get(name), rule, TraceError)
         usage: Any = plain.get("usage")
         proposals: Any = plain.get("proposals")
-        _check("usage", usage, "an object with sampled and scored", _is_usage)
-        _check("proposals", proposals, "a list", lambda it: isinstance(it, list))
-        _check("span", plain.get("span"), "two characters of the text", _is_span(plain["text"]))
+        require("usage", usage, _USAGE, TraceError)
+        require("proposals", proposals, LIST, TraceError)
+        require("span", plain.get("span"), _span_of(plain["text"]), TraceError)
         if len(proposals) > _MOST_PROPOSALS:
             raise TraceError(
                 f"proposals has {len(proposals)} entries; at most {_MOST_PROPOSALS} are expected"
@@ -215,15 +215,6 @@ def compare(recorded: Edit, repeated: Edit) -> Replay:
 # ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check(name: str, value: Any, expected: str, good: Callable[[Any], bool]) -> None:
-    if not good(value):
-        raise TraceError(f"{name} is {shown(value)}; {expected} is expected")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
@@ -236,56 +227,48 @@ def _is_usage(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(name)) for name in ("sampled", "scored"))
 
 
-def _is_span(text: str) -> Callable[[Any], bool]:
-    def good(value: Any) -> bool:
+def _span_of(text: str) -> Rule:
+    def fits(value: Any) -> bool:
         return _is_ids(value) and len(value) == 2 and value[0] <= value[1] <= len(text)
 
-    return good
+    return Rule("two characters of the text", fits)
 
 
-def _or_none(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or good(value)
+_COUNT = Rule("a whole number from 0", _is_count)
+_NUMBER = Rule("a number", is_number)
+_NUMBER_OR_NONE = or_none(_NUMBER, " or null")
+_IDS = Rule("a list of token ids", _is_ids)
+_USAGE = Rule("an object with sampled and scored", _is_usage)
 
-
-_TEXT = ("a text", _is_text)
-_COUNT = ("a whole number from 0", _is_count)
-_NUMBER = ("a number", is_number)
-_NUMBER_OR_NONE = ("a number or null", _or_none(is_number))
-_IDS = ("a list of token ids", _is_ids)
-_Rule = tuple[str, Callable[[Any], bool]]
-
-_FIELDS: dict[str, _Rule] = {
-    "kind": (f"one of {', '.join(KINDS)}", lambda it: it in KINDS),
-    "model": _TEXT,
-    "model_hash": _TEXT,
-    "ops": _TEXT,
-    "seed": (
-        "a whole number below 2^64",
-        lambda it: _is_count(it) or (type(it) is int and 0 <= it < 1 << 64),
-    ),
-    "given": ("an object", lambda it: isinstance(it, dict)),
-    "before": _TEXT,
-    "text": _TEXT,
+_FIELDS: dict[str, Rule] = {
+    "kind": one_of(*KINDS),
+    "model": TEXT,
+    "model_hash": TEXT,
+    "ops": TEXT,
+    "seed": Rule("a whole number below 2^64", _is_count),
+    "given": OBJECT,
+    "before": TEXT,
+    "text": TEXT,
     "token_ids": _IDS,
     "created": _NUMBER,
 }
-_PROPOSAL: dict[str, _Rule] = {
+_PROPOSAL: dict[str, Rule] = {
     **dict.fromkeys(("step", "number", "start", "end", "followed"), _COUNT),
     "ids": _IDS,
-    **dict.fromkeys(("text", "old_text", "why"), _TEXT),
+    **dict.fromkeys(("text", "old_text", "why"), TEXT),
     **dict.fromkeys(("own_bits", "following_bits"), _NUMBER),
     **dict.fromkeys(("old_own_bits", "old_following_bits", "coin", "threshold", "score"), _NUMBER_OR_NONE),
     **dict.fromkeys(("masked_bits", "old_masked_bits"), _NUMBER_OR_NONE),  # files of 0.1 do not have them
-    "accepted": ("true or false", lambda it: isinstance(it, bool)),
-    "refusal": ("a text or null", _or_none(_is_text)),
+    "accepted": FLAG,
+    "refusal": or_none(TEXT, " or null"),
 }
 assert set(_PROPOSAL) == set(DECIDED)
 
 
 def _proposal(name: str, plain: Any) -> Proposal:
-    _check(name, plain, "an object", lambda it: isinstance(it, dict))
-    for key, (expected, good) in _PROPOSAL.items():
-        _check(f"{name}.{key}", plain.get(key), expected, good)
+    require(name, plain, OBJECT, TraceError)
+    for key, rule in _PROPOSAL.items():
+        require(f"{name}.{key}", plain.get(key), rule, TraceError)
     seconds = plain.get("seconds", 0.0)
-    _check(f"{name}.seconds", seconds, *_NUMBER)
+    require(f"{name}.seconds", seconds, _NUMBER, TraceError)
     return Proposal(**{key: plain.get(key) for key in _PROPOSAL}, drawn=None, seconds=seconds)

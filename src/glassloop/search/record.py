@@ -6,11 +6,12 @@ A file is untrusted input: `read_record` checks every part that the rest of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from glassloop.errors import TraceError
 from glassloop.search.budget import Budget
+from glassloop.util.check import FLAG, OBJECT, TEXT, Rule, has_fields, or_none, whole_between
 from glassloop.util.shown import shown
 
 VERSION = 1
@@ -30,108 +31,74 @@ def plain(value: Any) -> Any:
 
 # ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
 
-_MOST = (1 << 53) - 1
+
+def _object(fields: Mapping[str, Rule]) -> Rule:
+    return Rule("an object", lambda it: has_fields(it, fields))
 
 
-def _whole(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
+def _list(item: Rule) -> Rule:
+    return Rule("a list", lambda it: isinstance(it, list) and all(map(item.fits, it)))
 
 
-def _number(value: object) -> bool:
-    return type(value) in (int, float)
+def _table(item: Rule) -> Rule:
+    return Rule("an object", lambda it: isinstance(it, dict) and all(map(item.fits, it.values())))
 
 
-def _flag(value: object) -> bool:
-    return isinstance(value, bool)
+def _row(*items: Rule) -> Rule:
+    def fits(value: object) -> bool:
+        if not isinstance(value, list) or len(value) != len(items):
+            return False
+        return all(item.fits(entry) for item, entry in zip(items, value, strict=True))
+
+    return Rule("a list", fits)
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _or_none(right: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or right(value)
-
-
-def _is(value: object, fields: Mapping[str, Callable[[object], bool]]) -> bool:
-    """Returns whether a value is an object with exactly these fields."""
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        return False
-    return all(right(value[name]) for name, right in fields.items())
-
-
-def _verdict(value: object) -> bool:
-    return _is(value, {"passed": _flag, "score": _number, "reason": _text})
-
-
-def _table(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_number, value.values()))
-
-
-def _judged(value: object) -> bool:
-    if not isinstance(value, list):
-        return False
-    kinds = (_whole, _whole, _text, _flag, _number, _text)
-    return all(
-        isinstance(row, list)
-        and len(row) == len(kinds)
-        and all(right(each) for right, each in zip(kinds, row, strict=True))
-        for row in value
-    )
-
-
-_PATH: dict[str, Callable[[object], bool]] = {
-    "number": _whole,
-    "run": _text,
-    "parent": _or_none(_whole),
-    "fork_at": _or_none(_whole),
-    "seed": lambda it: type(it) is int,
-    "salt": lambda it: type(it) is int,
-    "tokens": _whole,
-    "value": _or_none(_text),
-    "verdict": _or_none(_verdict),
-    "confidence": _or_none(_number),
-    "vote": _or_none(_number),
-    "ended_by": _or_none(_text),
-    "why": _text,
+# What each part of a record has to be. Only the tests of the rules are used: an error names the whole part.
+_WHOLE = whole_between(0, (1 << 53) - 1)
+_NUMBER = Rule("a number", lambda it: type(it) in (int, float))
+_INTEGER = Rule("a whole number", lambda it: type(it) is int)
+_VERDICT_FIELDS = {"passed": FLAG, "score": _NUMBER, "reason": TEXT}
+_PATH_FIELDS = {
+    "number": _WHOLE,
+    "run": TEXT,
+    "parent": or_none(_WHOLE),
+    "fork_at": or_none(_WHOLE),
+    "seed": _INTEGER,
+    "salt": _INTEGER,
+    "tokens": _WHOLE,
+    "value": or_none(TEXT),
+    "verdict": or_none(_object(_VERDICT_FIELDS)),
+    "confidence": or_none(_NUMBER),
+    "vote": or_none(_NUMBER),
+    "ended_by": or_none(TEXT),
+    "why": TEXT,
 }
-_DECISION: dict[str, Callable[[object], bool]] = {
-    "round": _whole,
-    "action": _text,
-    "path": _or_none(_whole),
-    "tokens": _or_none(_whole),
-    "why": _text,
+_DECISION_FIELDS = {
+    "round": _WHOLE,
+    "action": TEXT,
+    "path": or_none(_WHOLE),
+    "tokens": or_none(_WHOLE),
+    "why": TEXT,
 }
-_USAGE: dict[str, Callable[[object], bool]] = {
-    "tokens": _whole,
-    "seconds": _number,
-    "branches": _whole,
-    "prompt_tokens": _whole,
-}
-_CUT: dict[str, Callable[[object], bool]] = {
-    "round": _whole,
-    "during": _flag,
-    "by": _text,
-    "why": _text,
-    "tokens": lambda it: isinstance(it, dict) and all(map(_whole, it.values())),
-}
-_RECORD: dict[str, Callable[[Any], bool]] = {
-    "method": _text,
-    "options": lambda it: isinstance(it, dict),
-    "seed": lambda it: type(it) is int,
-    "budget": lambda it: isinstance(it, dict),
-    "extract": _or_none(_text),
-    "verify": _or_none(_text),
-    "judge": _or_none(_text),
-    "rounds": _whole,
-    "answer": _or_none(_whole),
-    "value": _or_none(_text),
-    "votes": _table,
-    "usage": lambda it: _is(it, _USAGE),
-    "paths": lambda it: isinstance(it, list) and all(_is(each, _PATH) for each in it),
-    "decisions": lambda it: isinstance(it, list) and all(_is(each, _DECISION) for each in it),
-    "verdicts": _judged,
-    "cut": _or_none(lambda it: _is(it, _CUT)),
+_USAGE_FIELDS = {"tokens": _WHOLE, "seconds": _NUMBER, "branches": _WHOLE, "prompt_tokens": _WHOLE}
+_CUT_FIELDS = {"round": _WHOLE, "during": FLAG, "by": TEXT, "why": TEXT, "tokens": _table(_WHOLE)}
+_RECORD_FIELDS = {
+    "method": TEXT,
+    "options": OBJECT,
+    "seed": _INTEGER,
+    "budget": OBJECT,
+    "extract": or_none(TEXT),
+    "verify": or_none(TEXT),
+    "judge": or_none(TEXT),
+    "rounds": _WHOLE,
+    "answer": or_none(_WHOLE),
+    "value": or_none(TEXT),
+    "votes": _table(_NUMBER),
+    "usage": _object(_USAGE_FIELDS),
+    "paths": _list(_object(_PATH_FIELDS)),
+    "decisions": _list(_object(_DECISION_FIELDS)),
+    "verdicts": _list(_row(_WHOLE, _WHOLE, TEXT, FLAG, _NUMBER, TEXT)),
+    "cut": or_none(_object(_CUT_FIELDS)),
 }
 
 
@@ -139,10 +106,10 @@ def read_record(record: Mapping[str, Any]) -> None:
     """Raises unless a record from a file has the form that this version writes."""
     if record.get("version") != VERSION:
         raise TraceError(f"search.version is {shown(record.get('version'))}; {VERSION} is expected")
-    for name, right in _RECORD.items():
+    for name, rule in _RECORD_FIELDS.items():
         if name not in record:
             raise TraceError(f"search.{name} is missing")
-        if not right(record[name]):
+        if not rule.fits(record[name]):
             raise TraceError(f"search.{name} is {shown(record[name])}, which is not the form of a search")
     for number, path in enumerate(record["paths"]):
         parent = path["parent"]

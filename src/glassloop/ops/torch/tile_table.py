@@ -8,7 +8,7 @@ from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.torch.tiles import ANY, Table, Tile, most_stages, output_bytes
-from glassloop.util.shown import shown
+from glassloop.util.check import one_of, require
 
 
 def table_text(table: Table) -> str:
@@ -71,10 +71,5 @@ def _tile(given: Any, where: str) -> Tile:
     if not isinstance(given, list) or len(given) != len(Tile._fields):
         raise GlassloopError(f"the table of tiles: {where} has to be a list of {', '.join(Tile._fields)}")
     for name, value in zip(Tile._fields, given, strict=True):
-        possible = _POSSIBLE[name]
-        if value not in possible or type(value) is not type(possible[0]):
-            raise GlassloopError(
-                f"the table of tiles: {where}.{name} is {shown(value)}; one of"
-                f" {', '.join(map(str, possible))} is expected"
-            )
+        require(f"the table of tiles: {where}.{name}", value, one_of(*_POSSIBLE[name]))
     return Tile(*given)
