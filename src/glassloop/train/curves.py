@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.write_safetensors import whole_file
 from glassloop.util.chart import COLOURS, Chart
+from glassloop.util.files import whole_file
 
 Point = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from glassloop.errors import GlassloopError
@@ -51,13 +51,20 @@ class Drawing:
         self._parts.append(f"<text {place}>{shown}</text>")
 
     def polyline(
-        self, points: Iterable[tuple[float, float]], colour: str, *, width: float = 1.5, opacity: float = 1
+        self,
+        points: Iterable[tuple[float, float]],
+        colour: str,
+        *,
+        width: float = 1.5,
+        opacity: float = 1,
+        dashed: bool = False,
     ) -> None:
         """Draws a line through pixels."""
         path = " ".join(f"{_px(x)},{_px(y)}" for x, y in points)
-        faint = "" if opacity == 1 else f' opacity="{opacity}"'
+        look = "" if opacity == 1 else f' opacity="{opacity}"'
+        look += ' stroke-dasharray="5 4"' if dashed else ""
         self._parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{faint}/>'
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{look}/>'
         )
 
     def circle(
@@ -129,11 +136,9 @@ class Chart(Drawing):
             self.text(self.x(value), self.bottom + 18, label, anchor="middle")
         self.text(self.right, self.height - 8, title, anchor="end")
 
-    def line(
-        self, points: Iterable[tuple[float, float]], colour: str, *, width: float = 1.5, opacity: float = 1
-    ) -> None:
-        """Draws a line through values."""
-        self.polyline([(self.x(x), self.y(y)) for x, y in points], colour, width=width, opacity=opacity)
+    def line(self, points: Iterable[tuple[float, float]], colour: str, **look: Any) -> None:
+        """Draws a line through values; `look` as for `polyline`."""
+        self.polyline([(self.x(x), self.y(y)) for x, y in points], colour, **look)
 
     def dot(self, x: float, y: float, colour: str, *, filled: bool = True, title: str = "") -> None:
         """Draws a circle at a value."""

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from glassloop.train.chart import COLOURS, Chart
 from glassloop.train.config import TrainError
 from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
 from glassloop.train.research.scaling import Estimate, interval
 from glassloop.train.sample_text import after_end, sample_batch
+from glassloop.util.chart import COLOURS, Chart
 from glassloop.util.plain_text import PlainTable
 
 _AT_ONCE = 1 << 26  # logits that are compared at once

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop.cli.picture import GridCell, grid, save
 from glassloop.errors import GlassloopError
+from glassloop.util.chart import GridCell, grid, save_svg
 
 WORDS = st.text(max_size=6)
 
@@ -69,10 +69,10 @@ def test_a_higher_number_is_darker_and_its_text_stays_readable():
 
 def test_a_picture_is_an_svg_file(tmp_path):
     svg = grid("<&> “é”", ["漢字"], [("👍", [GridCell(1.0, "]]>")])])
-    save(svg, tmp_path / "a.SVG")
+    save_svg(svg, tmp_path / "a.SVG")
     root = ET.parse(tmp_path / "a.SVG").getroot()
     assert [each.text for each in root.findall("{*}text")] == ["<&> “é”", "漢字", "👍", "]]>"]
     for name in ("a.png", "a", "svg"):
         with pytest.raises(GlassloopError, match=r"a name that ends in \.svg is expected"):
-            save(svg, tmp_path / name)
+            save_svg(svg, tmp_path / name)
     assert [each.name for each in tmp_path.iterdir()] == ["a.SVG"]
