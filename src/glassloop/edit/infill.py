@@ -131,11 +131,11 @@ def rewrite(
             length = tokens or max(1, len(pieces[number]))
             places[number] = Place(current, starts[number], end, length, step + order)
         together = apart(list(places.values()), len(draft.tokens) if window is None else window)
-        made = propose(work, together, sampling, candidates, ranked=method == "rerank")
-        for place, each in zip(together, made, strict=True):
+        drawn = propose(work, together, sampling, candidates, ranked=method == "rerank")
+        for place, each in zip(together, drawn, strict=True):
             _refuse_the_same(place, each, method)
-        chosen = decide_all(work, together, made, sampling, method, window)
-        proposals += [proposal for each in made for proposal in each]
+        chosen = decide_all(work, together, drawn, sampling, method, window)
+        proposals += [proposal for each in drawn for proposal in each]
         step += len(left)
         for number in [number for number in left if places[number] in together]:
             best = chosen[together.index(places[number])]
@@ -253,8 +253,8 @@ def _checked_spans(text: str, spans: object) -> list[Characters]:
         spans = [spans]
     if not isinstance(spans, Sequence) or isinstance(spans, str) or not 1 <= len(spans) <= MOST_SPANS:
         raise GlassloopError.about("spans", f"is {shown(spans)}; 1 to {MOST_SPANS} spans are expected")
-    found = sorted(check_span(text, span, f"spans[{number}]") for number, span in enumerate(spans))
-    wide = [widen(text, *span) for span in found]
+    ordered = sorted(check_span(text, span, f"spans[{number}]") for number, span in enumerate(spans))
+    wide = [widen(text, *span) for span in ordered]
     for one, other in pairwise(wide):
         if other[0] < one[1]:
             raise GlassloopError.about(
@@ -267,19 +267,19 @@ def _pieces(llm: LocalEngine, text: str, spans: Sequence[Characters]) -> tuple[l
     """Returns the tokens of the prompt, which is the text before the first span, and those of the pieces from
     there on: kept, span, kept, span, … Each piece is encoded by itself, so what is kept keeps its tokens."""
     prompt = fixed_prompt(llm, text[: spans[0][0]])
-    made: list[list[int]] = [[]]
+    pieces: list[list[int]] = [[]]
     for number, (start, end) in enumerate(spans):
         until = spans[number + 1][0] if number + 1 < len(spans) else len(text)
-        made += [llm.tokenizer.encode_inside(text[start:end]), llm.tokenizer.encode_inside(text[end:until])]
-    return prompt, made
+        pieces += [llm.tokenizer.encode_inside(text[start:end]), llm.tokenizer.encode_inside(text[end:until])]
+    return prompt, pieces
 
 
 def _final(
     work: EditWork, text: str, spans: Sequence[Characters], pieces: Sequence[Sequence[int]]
 ) -> tuple[str, Characters]:
     """Returns the text with its new spans, and the characters from the first of them to the last."""
-    made, at = text[: spans[0][0]], spans[0][0]
+    edited, at = text[: spans[0][0]], spans[0][0]
     for (start, end), piece in zip(spans, pieces[1::2], strict=True):
-        made += text[at:start] + work.decode(piece)
+        edited += text[at:start] + work.decode(piece)
         at = end
-    return made + text[at:], (spans[0][0], len(made))
+    return edited + text[at:], (spans[0][0], len(edited))

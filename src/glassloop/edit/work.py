@@ -80,9 +80,9 @@ class EditWork:
         complete_all(self.llm, requests, self.deadline)
         for request in requests:
             for run in request.runs:
-                made = len(run.tokens) + (run.end is not None)
+                count = len(run.tokens) + (run.end is not None)
                 self.scored += len(request.forced)
-                self.sampled += made - before[id(run)] - len(request.forced)
+                self.sampled += count - before[id(run)] - len(request.forced)
 
     # ── texts and branches ─────────────────────────────────────────────────────────────────────────────────
 
@@ -110,8 +110,8 @@ class EditWork:
         """Returns a request for a fork of a run that keeps `at` tokens and continues with given ones."""
         llm, options = self.llm, self._scoring(len(run.prompt_ids), at + len(ids))
         built = llm.compile(options)
-        made = branch(llm, run, at, options, built, seed=self.luck.seed, salt=0, reason="edited")
-        return self._score(made, ids, built)
+        fork = branch(llm, run, at, options, built, seed=self.luck.seed, salt=0, reason="edited")
+        return self._score(fork, ids, built)
 
     def extend(self, run: Run, ids: Sequence[int]) -> Request:
         """Returns a request that continues a scored branch with more given tokens."""
@@ -151,24 +151,26 @@ class EditWork:
         """Returns a replacement for a span, not scored yet. It is refused if it is not `complete` by its
         constraint or would cut a character."""
         old = self.decode(place.run.token_ids[place.start : place.end])
-        made = Proposal(place.step, number, place.start, place.end, ids, self.decode(ids), old, drawn=drawn)
+        proposal = Proposal(
+            place.step, number, place.start, place.end, ids, self.decode(ids), old, drawn=drawn
+        )
         if drawn is not None and not complete:
-            made.refusal = f"the {drawn.sampling.constraint} is not complete after {place.tokens} tokens"
+            proposal.refusal = f"the {drawn.sampling.constraint} is not complete after {place.tokens} tokens"
         elif not ids:
-            made.refusal = "it is empty"
+            proposal.refusal = "it is empty"
         else:
-            made.refusal = self._cuts_a_character(place, ids)
-        return made
+            proposal.refusal = self._cuts_a_character(place, ids)
+        return proposal
 
     def _cuts_a_character(self, place: Place, ids: Sequence[int]) -> str | None:
         """Returns why a replacement would cut a character in what people see, or None if it does not."""
         tokens = place.run.token_ids
         before = [*place.run.prompt_ids[-NEAR:], *tokens[max(0, place.start - NEAR) : place.start]]
         left = self._bytes(before[-NEAR:])
-        own = self._bytes(ids)
+        data = self._bytes(ids)
         right = self._bytes(place.following[:NEAR])
         try:
-            text = own.decode()
+            text = data.decode()
         except UnicodeDecodeError:
             return "it cuts a character"
         shown = left.decode("utf-8", "ignore"), right.decode("utf-8", "ignore")
@@ -183,9 +185,11 @@ class EditWork:
     ) -> None:
         """Scores the proposals of several places in one batch."""
         pairs = list(zip(places, proposals, strict=True))
-        self.complete([request for place, made in pairs for request in self.score(place, made, window)])
-        for place, made in pairs:
-            self.note(place, made)
+        self.complete(
+            [request for place, proposed in pairs for request in self.score(place, proposed, window)]
+        )
+        for place, proposed in pairs:
+            self.note(place, proposed)
 
     def score(self, place: Place, proposals: Sequence[Proposal], window: int | None = None) -> list[Request]:
         """Returns the requests that score proposals, for `complete`: the replacement and at most `window`

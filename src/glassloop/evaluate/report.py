@@ -57,14 +57,14 @@ def row_of(method: str, results: Mapping[str, Result], seconds: float | None) ->
 
 def compare(results: Mapping[str, Mapping[str, Result]]) -> list[tuple[str, str, Paired]]:
     """Returns the paired test of every two methods, on the items that both have."""
-    names, found = list(results), []
+    names, pairs = list(results), []
     for place, one in enumerate(names):
         for other in names[place + 1 :]:
             shared = [key for key in results[one] if key in results[other]]
             first = [results[one][key].correct for key in shared]
             second = [results[other][key].correct for key in shared]
-            found.append((one, other, mcnemar(first, second)))
-    return found
+            pairs.append((one, other, mcnemar(first, second)))
+    return pairs
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -117,24 +117,24 @@ Parts = Mapping[str, Mapping[str, ReportPart]]  # by the name of the part, then 
 
 def parts_of(results: Mapping[str, Mapping[str, Result]], groups: Mapping[str, str]) -> Parts:
     """Returns the results by part, from the part of each item; none if the task has only one part."""
-    names = dict.fromkeys(groups.get(key, "") for found in results.values() for key in found)
+    names = dict.fromkeys(groups.get(key, "") for by_item in results.values() for key in by_item)
     if len(names) < 2:
         return {}
-    made: dict[str, dict[str, ReportPart]] = {}
+    parts: dict[str, dict[str, ReportPart]] = {}
     for name in names:
-        for method, found in results.items():
-            right = [result.correct for key, result in found.items() if groups.get(key, "") == name]
-            made.setdefault(name, {})[method] = ReportPart(len(right), sum(right))
-    return made
+        for method, by_item in results.items():
+            right = [result.correct for key, result in by_item.items() if groups.get(key, "") == name]
+            parts.setdefault(name, {})[method] = ReportPart(len(right), sum(right))
+    return parts
 
 
 def parts_table(parts: Parts) -> str:
     """Returns the accuracies by part as plain text, a column for each method."""
     methods = list(next(iter(parts.values())))
     cells = []
-    for name, found in parts.items():
-        items = max(part.items for part in found.values())
-        cells.append((name, str(items), *(f"{found[method].accuracy:.1%}" for method in methods)))
+    for name, by_method in parts.items():
+        items = max(part.items for part in by_method.values())
+        cells.append((name, str(items), *(f"{by_method[method].accuracy:.1%}" for method in methods)))
     return _columns([("part", "items", *methods), *cells])
 
 
@@ -147,7 +147,7 @@ def to_json(
 ) -> list[dict[str, Any]]:
     """Returns one object for each method, with its figures, its comparison with each method before it, and
     its accuracy on each part of a task that has parts."""
-    made = []
+    objects = []
     for row in rows:
         against = [
             {"with": one, "difference": pair.difference, "p": pair.p, "only_this": pair.second_only}
@@ -157,12 +157,12 @@ def to_json(
         ]
         by_part = {
             name: {"accuracy": round(part.accuracy, 6), **part._asdict()}
-            for name, found in parts.items()
-            if (part := found.get(row.method)) is not None
+            for name, by_method in parts.items()
+            if (part := by_method.get(row.method)) is not None
         }
-        told = {"task": task, "model": model, **asdict(row), "compared": against}
-        made.append({**told, "parts": by_part} if by_part else told)
-    return made
+        facts = {"task": task, "model": model, **asdict(row), "compared": against}
+        objects.append({**facts, "parts": by_part} if by_part else facts)
+    return objects
 
 
 class Figures(NamedTuple):

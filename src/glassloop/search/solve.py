@@ -73,13 +73,13 @@ def solve_each(
     )
     if len(each) != len(questions):
         raise GlassloopError.about("verify", f"has {len(each)} entries; {len(questions)} are expected")
-    own, _ = split_options(options)
-    seed = own.get("seed", None if sampling is None else sampling.seed)
+    sampling_options, _ = split_options(options)
+    seed = sampling_options.get("seed", None if sampling is None else sampling.seed)
 
     def make(index: int) -> Running:
         seeded: dict[str, Any] = {} if seed is None else {"seed": list_seed(seed, index)}
-        given = {**options, **seeded}
-        return prepare(llm, questions[index], method, sampling=sampling, verify=each[index], **given)
+        all_options = {**options, **seeded}
+        return prepare(llm, questions[index], method, sampling=sampling, verify=each[index], **all_options)
 
     window = in_flight or max(2, 2 * llm.engine.loop.scheduler.most_running // _paths(method, options))
     return drive_all(llm, make, len(questions), window)
@@ -103,12 +103,12 @@ def prepare(
     **options: Any,
 ) -> Running:
     """Returns a search, checked, of which nothing is computed yet."""
-    own, others = split_options(options)
+    sampling_options, others = split_options(options)
     count = n if n is not None else samples
-    made = make_method(method, others if count is None else {"n": count, **others})
+    searcher = make_method(method, others if count is None else {"n": count, **others})
     if method is not None and sampling is None:
-        own = _with_defaults(llm, own)
-    chosen = made.sampling(resolve(sampling, own, llm.default_sampling))
+        sampling_options = _with_defaults(llm, sampling_options)
+    chosen = searcher.sampling(resolve(sampling, sampling_options, llm.default_sampling))
     if chosen.seed is None:
         chosen = replace(chosen, seed=draw_seed())
     request = _request(llm, question, chosen, chat)
@@ -121,7 +121,7 @@ def prepare(
     return Running(
         llm,
         request,
-        made,
+        searcher,
         limits,
         extractor=named_extractor(extract),
         verifier=named_verifier(verify),
@@ -235,13 +235,13 @@ def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _with_defaults(llm: LocalEngine, own: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(llm: LocalEngine, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sampling options with those that a search has by default: several paths with temperature 0
     would all be the same."""
-    made = {"max_tokens": MAX_TOKENS, **own}
+    defaults = {"max_tokens": MAX_TOKENS, **options}
     if llm.default_sampling.temperature == Sampling().temperature:
-        made.setdefault("temperature", TEMPERATURE)
-    return made
+        defaults.setdefault("temperature", TEMPERATURE)
+    return defaults
 
 
 def _request(llm: LocalEngine, question: Question, sampling: Sampling, chat: bool | None) -> Request:
@@ -281,6 +281,6 @@ def named_verifier(verify: str | Verifier | None, field: str = "verify") -> Veri
     return find_verifier(verify, field)
 
 
-def _name(given: object) -> str | None:
+def _name(function: object) -> str | None:
     """Returns how a record names an extractor or a verifier; a function in angle brackets."""
-    return given if given is None or isinstance(given, str) else f"<{plain(given)}>"
+    return function if function is None or isinstance(function, str) else f"<{plain(function)}>"

@@ -29,39 +29,39 @@ _NUMBERS = (
 
 def add_drafter(commands: Any) -> None:
     """Adds the command to a parser."""
-    made = commands.add_parser(
+    command = commands.add_parser(
         "drafter",
         help="Train a drafter for a model.",
         description="Train a drafter: a layer that guesses the next tokens of a model from what that has "
         "computed. The model writes the text itself. FOLDER gets the text, the drafter and its recipe.",
     )
-    made.add_argument("out", metavar="FOLDER", help="Where to write.")
-    made.add_argument(
+    command.add_argument("out", metavar="FOLDER", help="Where to write.")
+    command.add_argument(
         "--for",
         dest="model",
         metavar="MODEL",
         help="The model (default: the default model).",
     )
-    made.add_argument("--text", metavar="FOLDER", help="Token files to use instead of writing some.")
-    made.add_argument(
+    command.add_argument("--text", metavar="FOLDER", help="Token files to use instead of writing some.")
+    command.add_argument(
         "--seeds", nargs="+", default=[], metavar="FILE", help="JSONL files of questions to answer."
     )
     for name, default, help in _NUMBERS:
-        made.add_argument(
+        command.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help=f"{help} (default: %(default)s)."
         )
-    made.add_argument(
+    command.add_argument(
         "--seconds", type=float, default=math.inf, metavar="X", help="End the training by then."
     )
-    made.add_argument("--ops", metavar="NAME", help="The op set that writes the text.")
-    made.add_argument("--json", action="store_true", help="Print the recipe as JSON.")
+    command.add_argument("--ops", metavar="NAME", help="The op set that writes the text.")
+    command.add_argument("--json", action="store_true", help="Print the recipe as JSON.")
 
 
-def run_drafter(given: argparse.Namespace) -> None:
+def run_drafter(arguments: argparse.Namespace) -> None:
     """Runs the command."""
     for name in ("tokens", "processes", "slots", "length", "vocab_size", "steps", "batch"):
-        if getattr(given, name) < 1:
-            raise TrainError.about(name, f"is {getattr(given, name)}; a positive number is expected")
+        if getattr(arguments, name) < 1:
+            raise TrainError.about(name, f"is {getattr(arguments, name)}; a positive number is expected")
     need_torch()
     import torch
 
@@ -71,21 +71,23 @@ def run_drafter(given: argparse.Namespace) -> None:
     from glassloop.train.research.drafter_training import DrafterTrainer, DrafterTraining, Target
     from glassloop.train.token_files import TokenFiles
 
-    given.model = given.model or DEFAULT_MODEL
-    out = Path(given.out)
-    files = ModelFiles(fetch(given.model))
+    arguments.model = arguments.model or DEFAULT_MODEL
+    out = Path(arguments.out)
+    files = ModelFiles(fetch(arguments.model))
     text = (
-        TokenFiles(Path(given.text)) if given.text else _written(given, out / "text", files.config.vocab_size)
+        TokenFiles(Path(arguments.text))
+        if arguments.text
+        else _written(arguments, out / "text", files.config.vocab_size)
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     training = DrafterTraining(
-        vocab_size=given.vocab_size,
-        steps=given.steps,
-        seconds=given.seconds,
-        batch=given.batch,
-        length=given.length,
-        warm_up=min(200, max(1, given.steps // 10)),
-        seed=given.seed,
+        vocab_size=arguments.vocab_size,
+        steps=arguments.steps,
+        seconds=arguments.seconds,
+        batch=arguments.batch,
+        length=arguments.length,
+        warm_up=min(200, max(1, arguments.steps // 10)),
+        seed=arguments.seed,
     )
     target = Target(files.config, files.weights, device, bf16=device == "cuda")
     trainer = DrafterTrainer(target, text, training, _say)
@@ -98,10 +100,10 @@ def run_drafter(given: argparse.Namespace) -> None:
     path = out / f"drafter-{model_key(files.weights)}.gguf"
     out.mkdir(parents=True, exist_ok=True)
     recipe = trainer.export(path, files.weights, {"reached": reached, "accepted": rates})
-    print(json.dumps(recipe) if given.json else path)
+    print(json.dumps(recipe) if arguments.json else path)
 
 
-def _written(given: argparse.Namespace, folder: Path, vocab_size: int) -> TokenFiles:
+def _written(arguments: argparse.Namespace, folder: Path, vocab_size: int) -> TokenFiles:
     """Lets the model write the text, in as many processes as asked for; returns that of an earlier call."""
     from multiprocessing import get_context
 
@@ -110,12 +112,14 @@ def _written(given: argparse.Namespace, folder: Path, vocab_size: int) -> TokenF
 
     if is_token_folder(folder):
         return TokenFiles(folder)
-    parts = [folder.with_name(f"{folder.name}-{number}") for number in range(given.processes)]
+    parts = [folder.with_name(f"{folder.name}-{number}") for number in range(arguments.processes)]
     if len(parts) == 1:
-        _write_part(given, folder, 0)
+        _write_part(arguments, folder, 0)
         return TokenFiles(folder)
     context = get_context("spawn")  # a process that has used a GPU cannot be forked
-    writers = [context.Process(target=_write_part, args=(given, part, at)) for at, part in enumerate(parts)]
+    writers = [
+        context.Process(target=_write_part, args=(arguments, part, at)) for at, part in enumerate(parts)
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -126,29 +130,29 @@ def _written(given: argparse.Namespace, folder: Path, vocab_size: int) -> TokenF
     return merge(written, folder, vocab_size)
 
 
-def _write_part(given: argparse.Namespace, folder: Path, number: int) -> None:
+def _write_part(arguments: argparse.Namespace, folder: Path, number: int) -> None:
     """Writes the share of one process."""
     from glassloop.model.loader import ModelFiles
     from glassloop.model.registry import fetch
     from glassloop.ops import choose_ops
     from glassloop.train.research.self_text import ChatFrame, TextWriter, seed_ids, write_text
 
-    files = ModelFiles(fetch(given.model))
-    transformer, tokenizer = files.load(choose_ops(given.ops))
+    files = ModelFiles(fetch(arguments.model))
+    transformer, tokenizer = files.load(choose_ops(arguments.ops))
     if tokenizer.chat_template is None:
         raise TrainError(
-            f"{given.model} has no chat template, so it cannot be made to ask and answer; use --text"
+            f"{arguments.model} has no chat template, so it cannot be made to ask and answer; use --text"
         )
     writer = TextWriter(
         transformer,
         ChatFrame.of(tokenizer),
         tokenizer.eos_ids,
-        seeds=seed_ids(tokenizer, [Path(seed) for seed in given.seeds]),
-        slots=given.slots,
-        length=min(given.length, files.config.context),
-        seed=given.seed + number,
+        seeds=seed_ids(tokenizer, [Path(seed) for seed in arguments.seeds]),
+        slots=arguments.slots,
+        length=min(arguments.length, files.config.context),
+        seed=arguments.seed + number,
     )
-    share = -(-given.tokens // given.processes)
+    share = -(-arguments.tokens // arguments.processes)
     write_text(writer, folder, files.config.vocab_size, tokens=share, report=_say if number == 0 else None)
 
 

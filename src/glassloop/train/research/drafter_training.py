@@ -111,18 +111,18 @@ class Target(Network):
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Returns the residual stream after these numbers of layers, and what the language head reads,
         without gradients."""
-        found: dict[int, torch.Tensor] = {}
+        outputs: dict[int, torch.Tensor] = {}
         with torch.no_grad():
             for number, x in enumerate(self.transformer.residuals(batch, (), self.ops)):  # type: ignore[arg-type]
                 last = x
                 if number in layers:
-                    found[number] = x
+                    outputs[number] = x
             hidden = self.transformer.final_hidden(last, batch)  # type: ignore[arg-type]
-        return [found[layer] for layer in layers], hidden
+        return [outputs[layer] for layer in layers], hidden
 
     def head(self) -> torch.Tensor:
-        found: torch.Tensor = self.transformer.head.weight
-        return found
+        weight: torch.Tensor = self.transformer.head.weight
+        return weight
 
 
 @dataclass
@@ -277,20 +277,20 @@ class DrafterTrainer:
         kept = torch.empty(shape, dtype=torch.bfloat16, device=self.target.device)
         for batch in _ahead(self.batches(0, _KEPT_ROWS)):
             with self.target.precision():
-                found, _ = self.target.features(batch.packed, layers)
+                features, _ = self.target.features(batch.packed, layers)
             real = batch.places >= 0
-            kept[batch.places[real]] = torch.stack(found, 1)[real].to(kept.dtype)
+            kept[batch.places[real]] = torch.stack(features, 1)[real].to(kept.dtype)
         self._kept = kept
 
     def _features(self, batch: Documents) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Returns the features of a batch and what the language head reads: those that are kept, if any."""
         if self._kept is None:
             return self.target.features(batch.packed, self.config.features)
-        found = self._kept[batch.places.clamp_min(0)].float()
+        kept = self._kept[batch.places.clamp_min(0)].float()
         columns = [self._kept_layers.index(layer) for layer in self.config.features]
         with torch.no_grad():
-            hidden = self.target.transformer.final_hidden(found[:, -1], batch.packed)  # type: ignore[arg-type]
-        return [found[:, column] for column in columns], hidden
+            hidden = self.target.transformer.final_hidden(kept[:, -1], batch.packed)  # type: ignore[arg-type]
+        return [kept[:, column] for column in columns], hidden
 
     # ── training ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -350,13 +350,13 @@ class DrafterTrainer:
         with self.target.precision():
             features, hidden = self._features(batch)
             states = self.chain(batch, features)
-            own = [
+            drafter_logits = [
                 self.drafter.hidden(state.index_select(0, each))
                 for state, each in zip(states, begins, strict=True)
             ]
             head = self.ops.used(self.ops.matrices["head.weight"])
         return soft_cross_entropy(
-            own,
+            drafter_logits,
             head,
             factors,
             hidden.index_select(0, rows),
@@ -401,12 +401,13 @@ class DrafterTrainer:
                 features, hidden = self.target.features(batch.packed, self.config.features)
                 for number, state in enumerate(self.chain(batch, features)):
                     for some in batch.rows(number).split(4096):
-                        theirs = self.target.transformer.logits(hidden[some + number + 1]).float()
-                        own = self.drafter.logits(state[some]).float()
+                        target_logits = self.target.transformer.logits(hidden[some + number + 1]).float()
+                        drafter_logits = self.drafter.logits(state[some]).float()
                         if temperature > 0:
-                            luck = -torch.empty_like(theirs).exponential_(generator=generator).log()
-                            theirs, own = theirs / temperature + luck, own / temperature + luck[:, self._ids]
-                        same = self._ids[own.argmax(-1)] == theirs.argmax(-1)
+                            luck = -torch.empty_like(target_logits).exponential_(generator=generator).log()
+                            target_logits = target_logits / temperature + luck
+                            drafter_logits = drafter_logits / temperature + luck[:, self._ids]
+                        same = self._ids[drafter_logits.argmax(-1)] == target_logits.argmax(-1)
                         right[number] += int(same.sum())
                         count[number] += len(some)
         return [good / max(1, all) for good, all in zip(right, count, strict=True)]
@@ -488,6 +489,6 @@ def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
 
 def _later(x: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
     """Returns what is `by` places further on in each document; False past its end."""
-    found = np.zeros_like(x)
-    found[:, : max(0, x.shape[1] - by)] = x[:, by:]
-    return found
+    shifted = np.zeros_like(x)
+    shifted[:, : max(0, x.shape[1] - by)] = x[:, by:]
+    return shifted

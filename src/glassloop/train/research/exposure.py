@@ -51,8 +51,8 @@ class Exposure:
         ratios = (
             _resampled_means(self.on_student, 1) / np.maximum(1e-12, _resampled_means(self.on_teacher)) - 1
         )
-        own, other = float(np.nanmean(self.on_student)), float(np.nanmean(self.on_teacher))
-        return interval(own / max(1e-12, other) - 1, ratios)
+        on_student, other = float(np.nanmean(self.on_student)), float(np.nanmean(self.on_teacher))
+        return interval(on_student / max(1e-12, other) - 1, ratios)
 
     def facts(self) -> dict[str, Any]:
         """Returns the figures as JSON values."""
@@ -87,45 +87,49 @@ def measure_exposure(
     shortest = min(teacher.config.context, student.config.context)
     if length > shortest:
         raise TrainError.about("tokens", f"and prompts need {length} positions; the context is {shortest}")
-    found: list[NDArray[np.float64]] = []
+    divergences: list[NDArray[np.float64]] = []
     for writer in (teacher, student):
         parts = []
         for at in range(0, len(prompts), batch):
             ids = sample_batch(writer, prompts[at : at + batch], count, seed + at)
             parts.append(_divergences(teacher, student, ids, prompts.shape[1], ends))
-        found.append(np.concatenate(parts))
-    return Exposure(*found)
+        divergences.append(np.concatenate(parts))
+    return Exposure(*divergences)
 
 
 def _divergences(
     teacher: Network, student: Network, ids: torch.Tensor, prompt: int, ends: tuple[int, ...]
 ) -> NDArray[np.float64]:
     """Returns KL(teacher ‖ student) for each token after the prompt, NaN after the end of a text."""
-    seen, length = ids[:, :-1], ids.shape[1] - 1
+    inputs, length = ids[:, :-1], ids.shape[1] - 1
     positions = length + 1 - prompt
     some = max(1, _AT_ONCE // (teacher.config.vocab_size * positions))
     parts = []
     with torch.no_grad():
-        for at in range(0, len(seen), some):
-            rows = seen[at : at + some]
+        for at in range(0, len(inputs), some):
+            rows = inputs[at : at + some]
             places = torch.arange(length, device=rows.device).repeat(len(rows))
             wanted = torch.arange(len(rows) * length, device=rows.device).reshape(len(rows), length)
             batch = SequenceBatch(
                 rows.reshape(-1), places, len(rows), length, wanted=wanted[:, prompt - 1 :].reshape(-1)
             )
-            theirs, own = (
+            teacher_logprobs, student_logprobs = (
                 torch.log_softmax(each.logits(batch).float(), -1) for each in (teacher, student)
             )  # [texts * positions, vocabulary]
-            parts.append((theirs.exp() * (theirs - own)).sum(-1).reshape(len(rows), positions))
-    found = torch.cat(parts).double().masked_fill(after_end(ids, ends)[:, prompt:], torch.nan)
-    values: NDArray[np.float64] = found.cpu().numpy()
+            parts.append(
+                (teacher_logprobs.exp() * (teacher_logprobs - student_logprobs))
+                .sum(-1)
+                .reshape(len(rows), positions)
+            )
+    divergences = torch.cat(parts).double().masked_fill(after_end(ids, ends)[:, prompt:], torch.nan)
+    values: NDArray[np.float64] = divergences.cpu().numpy()
     return values
 
 
-def exposure_text(found: dict[str, Exposure]) -> str:
+def exposure_text(exposures: dict[str, Exposure]) -> str:
     """Returns the figures of one or several students as text, in eight stretches of positions."""
     parts = []
-    for name, each in found.items():
+    for name, each in exposures.items():
         teacher, student = each.curves()
         size = -(-len(teacher) // 8)
         rows = [
@@ -147,9 +151,9 @@ def exposure_text(found: dict[str, Exposure]) -> str:
     return "\n\n".join(parts)
 
 
-def exposure_svg(found: dict[str, Exposure]) -> str:
+def exposure_svg(exposures: dict[str, Exposure]) -> str:
     """Returns a picture of the curves: dashed on the teacher's texts, solid on the student's own."""
-    curves = {name: [_smooth(curve) for curve in each.curves()] for name, each in found.items()}
+    curves = {name: [_smooth(curve) for curve in each.curves()] for name, each in exposures.items()}
     values = [v for pair in curves.values() for curve in pair for v in curve if np.isfinite(v)]
     count = max(len(pair[0]) for pair in curves.values())
     names = 16 * len(curves) + 8  # pixels above the curves
@@ -176,8 +180,8 @@ def load_network(path: str | Path, device: str) -> Network:
 
 def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
     counts = np.maximum(1, (~np.isnan(values)).sum(0))
-    found: NDArray[np.float64] = np.nansum(values, 0) / counts
-    return found
+    means: NDArray[np.float64] = np.nansum(values, 0) / counts
+    return means
 
 
 def _resampled_means(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
@@ -185,8 +189,8 @@ def _resampled_means(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.f
     random = np.random.default_rng(seed)
     each = np.stack([np.nansum(values, 1), (~np.isnan(values)).sum(1)])  # [2, texts]
     drawn = each[:, random.integers(0, len(values), (_RESAMPLES, len(values)))].sum(2)
-    found: NDArray[np.float64] = drawn[0] / np.maximum(1, drawn[1])
-    return found
+    means: NDArray[np.float64] = drawn[0] / np.maximum(1, drawn[1])
+    return means
 
 
 def _smooth(curve: Sequence[float], width: int = 5) -> list[float]:

@@ -38,7 +38,7 @@ def add_exposure(commands: Any) -> None:
     bias.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
-def run_exposure(given: argparse.Namespace) -> None:
+def run_exposure(arguments: argparse.Namespace) -> None:
     """Measures all students and prints the figures."""
     need_torch()
     from glassloop.train.machine import choose_device
@@ -46,14 +46,18 @@ def run_exposure(given: argparse.Namespace) -> None:
     from glassloop.train.research.exposure import exposure_svg, exposure_text, load_network, measure_exposure
     from glassloop.util.files import write_text
 
-    check_numbers(given, "texts", "prompt_tokens", "tokens", most=1 << 16)
-    device = choose_device(TrainConfig(device=given.device))
-    prompts, ends = data_prompts(given.data, given.teacher, given.texts, given.prompt_tokens, given.seed)
-    teacher, found = load_network(given.teacher, device), {}
-    for path in given.students:
+    check_numbers(arguments, "texts", "prompt_tokens", "tokens", most=1 << 16)
+    device = choose_device(TrainConfig(device=arguments.device))
+    prompts, ends = data_prompts(
+        arguments.data, arguments.teacher, arguments.texts, arguments.prompt_tokens, arguments.seed
+    )
+    teacher, exposures = load_network(arguments.teacher, device), {}
+    for path in arguments.students:
         student = load_network(path, device)
-        found[path] = measure_exposure(teacher, student, prompts, given.tokens, ends=ends, seed=given.seed)
-    if given.svg:
-        write_text(Path(given.svg), exposure_svg(found))
-    facts = {name: each.facts() for name, each in found.items()}
-    print(json.dumps(facts) if given.json else exposure_text(found))
+        exposures[path] = measure_exposure(
+            teacher, student, prompts, arguments.tokens, ends=ends, seed=arguments.seed
+        )
+    if arguments.svg:
+        write_text(Path(arguments.svg), exposure_svg(exposures))
+    facts = {name: each.facts() for name, each in exposures.items()}
+    print(json.dumps(facts) if arguments.json else exposure_text(exposures))

@@ -123,8 +123,8 @@ def make_layout(config: HolesConfig, texts: Texts, step: int) -> Layout:
         width = int(rng.choice([width for width in _WIDTHS if width * 4 <= inside]))
         count = inside // width
         return blocks(texts.draw(run.batch, length, rng), width, count, count * width - masked, rng)
-    given = int(masked * float(rng.choice(_GIVEN)))
-    return holes(texts.draw(run.batch // 2, run.length, rng), masked + given, given, rng)
+    shown_count = int(masked * float(rng.choice(_GIVEN)))
+    return holes(texts.draw(run.batch // 2, run.length, rng), masked + shown_count, shown_count, rng)
 
 
 @dataclass(frozen=True)
@@ -205,20 +205,20 @@ class _Run:
         rounding, or cannot be compiled, the run goes on without."""
         say = ProgressBar(1, 0, self.quiet).say
         network = self.network
-        found = []
+        gradients = []
         try:
             for plain in (False, True):
                 for step in range(_CHECKED):
                     layout = make_layout(self.config, self.texts, step)
                     loss = network.loss(*layout.batch(network.mask_token, self.config.run.device))
-                    found.append(torch.autograd.grad(loss, network.flat)[0])
+                    gradients.append(torch.autograd.grad(loss, network.flat)[0])
                 if not plain:
                     compiled = network.stop_compiling()
         except Exception as error:
             network.stop_compiling()
             say(f"the layers cannot be compiled ({type(error).__name__}: {error}); they run as they are")
             return
-        ours, expected = torch.stack(found[:_CHECKED]), torch.stack(found[_CHECKED:])
+        ours, expected = torch.stack(gradients[:_CHECKED]), torch.stack(gradients[_CHECKED:])
         difference = float((ours - expected).norm() / expected.norm())
         if difference < _ROUNDING:
             network.use_compiled(compiled)
@@ -289,11 +289,11 @@ class _Run:
         """Yields the layouts of the steps to come, made on another thread while the device computes."""
         steps = range(self.state.step, self.config.run.steps)
         with ThreadPoolExecutor(1) as pool:
-            made = [pool.submit(make_layout, self.config, self.texts, step) for step in steps[:_AHEAD]]
+            layouts = [pool.submit(make_layout, self.config, self.texts, step) for step in steps[:_AHEAD]]
             for step in steps:
-                layout = made.pop(0).result()
+                layout = layouts.pop(0).result()
                 if step + _AHEAD < steps.stop:
-                    made.append(pool.submit(make_layout, self.config, self.texts, step + _AHEAD))
+                    layouts.append(pool.submit(make_layout, self.config, self.texts, step + _AHEAD))
                 yield step, layout
 
     def _write(self, curves: Curves) -> TrainedHoles:
@@ -330,9 +330,9 @@ class _Run:
             mask_token=self.network.mask_token,
             metadata=recipe,
         )
-        made = TrainedHoles(file, sha256, state.step, state.tokens, masked, last, round(state.seconds, 3))
-        self.place.write_json("result.json", {**vars(made), "file": str(file)})
-        return made
+        trained = TrainedHoles(file, sha256, state.step, state.tokens, masked, last, round(state.seconds, 3))
+        self.place.write_json("result.json", {**vars(trained), "file": str(file)})
+        return trained
 
     # ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -342,11 +342,11 @@ class _Run:
         checkpoints.drop_old_checkpoints(self.place.checkpoints, self.config.run.keep)
 
     def _resume(self) -> None:
-        found, problems = checkpoints.newest_checkpoint(self.place.checkpoints, self.identity)
+        checkpoint, problems = checkpoints.newest_checkpoint(self.place.checkpoints, self.identity)
         for problem in problems:
             ProgressBar(1, 0).say(f"{problem}; an older one is used")
-        if found is not None:
-            self.state, arrays = found
+        if checkpoint is not None:
+            self.state, arrays = checkpoint
             parameters, where = {"flat": self.network.flat}, self.place.checkpoints
             set_arrays(parameters, self.optimizer, arrays, self.state.step, where)
 
@@ -355,13 +355,13 @@ def _sources(run: TrainConfig, folder: Path, files: ModelFiles) -> list[TokenFil
     """Returns the token files of each source of data; text is encoded first."""
     if not run.data:
         raise TrainError.about("data", "is missing; a text file, a JSONL file or a folder is expected")
-    found = []
+    token_files = []
     for number, source in enumerate(run.data):
         if is_token_folder(Path(source)):
-            found.append(TokenFiles(Path(source)))
+            token_files.append(TokenFiles(Path(source)))
             continue
-        made = folder / f"tokens-{number}"
-        if not is_token_folder(made):
-            prepare_tokens([source], made, files.tokenizer(), vocab_size=files.config.vocab_size)
-        found.append(TokenFiles(made))
-    return found
+        token_folder = folder / f"tokens-{number}"
+        if not is_token_folder(token_folder):
+            prepare_tokens([source], token_folder, files.tokenizer(), vocab_size=files.config.vocab_size)
+        token_files.append(TokenFiles(token_folder))
+    return token_files

@@ -94,20 +94,20 @@ def add_holes(commands: Any) -> None:
     holes.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
-def run_holes(given: argparse.Namespace) -> None:
+def run_holes(arguments: argparse.Namespace) -> None:
     """Trains as the flags say and prints the path of the file, or the result as JSON."""
     need_torch()
     from glassloop.train.research.hole_training import HolesConfig, train_holes
 
     settings = {
-        name: getattr(given, name) for name in (*_SETTINGS, "model", "data", "deterministic", "compile")
+        name: getattr(arguments, name) for name in (*_SETTINGS, "model", "data", "deterministic", "compile")
     }
     run: TrainConfig = make_config("flags", settings)
-    mask = _end_of_text(given.model) if given.mask_token is None else given.mask_token
-    config = HolesConfig(run, given.block_share, tuple(given.mix), mask, given.seconds)
-    made = train_holes(config, Path(given.out), quiet=given.quiet)
-    values = {**vars(made), "file": str(made.file)}
-    print(json.dumps(values) if given.json else values["file"])
+    mask = _end_of_text(arguments.model) if arguments.mask_token is None else arguments.mask_token
+    config = HolesConfig(run, arguments.block_share, tuple(arguments.mix), mask, arguments.seconds)
+    trained = train_holes(config, Path(arguments.out), quiet=arguments.quiet)
+    values = {**vars(trained), "file": str(trained.file)}
+    print(json.dumps(values) if arguments.json else values["file"])
 
 
 def _end_of_text(model: str) -> int:
@@ -116,7 +116,7 @@ def _end_of_text(model: str) -> int:
 
     tokenizer = load_tokenizer(model)
     ids = tokenizer.encode("<|endoftext|>", add_special=False, parse_special=True)
-    found = ids if len(ids) == 1 else list(tokenizer.eos_ids[:1])
-    if not found:
+    end_ids = ids if len(ids) == 1 else list(tokenizer.eos_ids[:1])
+    if not end_ids:
         raise TrainError.about("mask_token", "is missing; the model's tokenizer has no end of text")
-    return found[0]
+    return end_ids[0]

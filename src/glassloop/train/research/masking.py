@@ -54,44 +54,44 @@ class Layout:
     def _seen(self, device: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if self.starts is None or self.clean_blocks is None or self.masked_blocks is None:
             return None, None
-        starts, own, masked = (
+        starts, kept_blocks, masked = (
             send(each, device) for each in (self.starts, self.clean_blocks, self.masked_blocks)
         )
-        sequences, text, kept = len(starts), self.text, own.shape[1]
+        sequences, text, kept = len(starts), self.text, kept_blocks.shape[1]
         place = torch.arange(text, device=starts.device)
         before = place < starts.gather(1, masked)[:, :, None]  # [sequences, masked, text]
-        beside = torch.cat([own, masked], dim=1)[:, None, :] == masked[:, :, None]
+        beside = torch.cat([kept_blocks, masked], dim=1)[:, None, :] == masked[:, :, None]
         masked_seen = torch.cat([before, beside], dim=2)
         if not kept:
             return None, masked_seen
         clean_seen = torch.zeros(sequences, text + kept, text + kept, dtype=torch.bool, device=starts.device)
         clean_seen[:, :text, :text] = place[:, None] >= place
-        clean_seen[:, text:, :text] = place < starts.gather(1, own)[:, :, None]
-        same = own[:, :, None] == own[:, None, :]
+        clean_seen[:, text:, :text] = place < starts.gather(1, kept_blocks)[:, :, None]
+        same = kept_blocks[:, :, None] == kept_blocks[:, None, :]
         clean_seen[:, text:, text:] = same.tril()
         return clean_seen, masked_seen
 
 
-def holes(tokens: Ints, masked: int, given: int, rng: np.random.Generator) -> Layout:
+def holes(tokens: Ints, masked: int, filled: int, rng: np.random.Generator) -> Layout:
     """Masks spans of each text, `masked` tokens and at most half of them: [sequences, length]. Each text is
-    used twice, the second time with other spans. `given` of the masked tokens have been filled before."""
+    used twice, the second time with other spans. `filled` of the masked tokens have been filled before."""
     sequences, length = tokens.shape
     order = span_order(sequences, length, rng)
     hidden = np.concatenate([order[:, :masked], order[:, length - masked :]])
     hidden = rng.permuted(hidden, axis=1)
-    return masked_at(np.concatenate([tokens, tokens]), hidden[:, given:], hidden[:, :given])
+    return masked_at(np.concatenate([tokens, tokens]), hidden[:, filled:], hidden[:, :filled])
 
 
-def masked_at(tokens: Ints, hidden: Ints, given: Ints | None = None) -> Layout:
+def masked_at(tokens: Ints, hidden: Ints, filled: Ints | None = None) -> Layout:
     """Returns texts with the tokens at these places masked: [sequences, masked]. The tokens at the places
-    `given` were filled in an earlier pass: their rows come after the text, which does not see them."""
+    `filled` were filled in an earlier pass: their rows come after the text, which does not see them."""
     sequences, length = tokens.shape
     hidden = np.sort(hidden, axis=1)
-    given = np.zeros((sequences, 0), np.int64) if given is None else np.sort(given, axis=1)
+    filled = np.zeros((sequences, 0), np.int64) if filled is None else np.sort(filled, axis=1)
     absent = np.zeros((sequences, length), bool)
-    np.put_along_axis(absent, np.concatenate([hidden, given], axis=1), True, axis=1)
+    np.put_along_axis(absent, np.concatenate([hidden, filled], axis=1), True, axis=1)
     text = np.nonzero(~absent)[1].reshape(sequences, -1).astype(np.int64)
-    clean = np.concatenate([text, given], axis=1)
+    clean = np.concatenate([text, filled], axis=1)
     return Layout(np.take_along_axis(tokens, clean, 1), clean, hidden, np.take_along_axis(tokens, hidden, 1))
 
 
@@ -110,8 +110,8 @@ def span_order(sequences: int, length: int, rng: np.random.Generator) -> Ints:
     return np.argsort(key, axis=1, kind="stable").astype(np.int64)
 
 
-def blocks(tokens: Ints, width: int, count: int, given: int, rng: np.random.Generator) -> Layout:
-    """Masks `count` blocks of `width` tokens of each text. `given` of their tokens have been filled before:
+def blocks(tokens: Ints, width: int, count: int, filled: int, rng: np.random.Generator) -> Layout:
+    """Masks `count` blocks of `width` tokens of each text. `filled` of their tokens have been filled before:
     of each text some blocks have none of them, and others have many."""
     sequences, length = tokens.shape
     offset = rng.integers(0, width, (sequences, 1))
@@ -121,7 +121,7 @@ def blocks(tokens: Ints, width: int, count: int, given: int, rng: np.random.Gene
     # The tokens with the highest sums of two random numbers are given: one for the block, one for the token.
     sums = rng.random((sequences, count, 1)) + rng.random((sequences, count, width))
     order = np.argsort(-sums.reshape(sequences, -1), axis=1)
-    shown, hidden = (np.sort(part, axis=1) for part in (order[:, :given], order[:, given:]))
+    shown, hidden = (np.sort(part, axis=1) for part in (order[:, :filled], order[:, filled:]))
     at = (starts[:, :, None] + np.arange(width)).reshape(sequences, -1)  # the places of all blocks
     text = np.tile(np.arange(length), (sequences, 1))
     clean = np.concatenate([text, np.take_along_axis(at, shown, 1)], axis=1)

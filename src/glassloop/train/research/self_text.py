@@ -62,7 +62,7 @@ class ChatFrame:
 def read_questions(path: Path) -> list[str]:
     """Returns the questions of a JSONL file: of each line the field question, prompt or instruction, the last
     with the input of its first instance, if it has one (the layout of self-instruct)."""
-    found = []
+    questions = []
     for number, line in enumerate(read_at_most(path, _MOST_SEEDS, DataError).decode().splitlines(), 1):
         try:
             entry = json.loads(line)
@@ -72,9 +72,11 @@ def read_questions(path: Path) -> list[str]:
         if name is None or not isinstance(entry[name], str):
             raise DataError(f"{path}, line {number}: has none of the fields {', '.join(_QUESTION_FIELDS)}")
         instances = entry.get("instances")
-        given = instances[0].get("input") if isinstance(instances, list) and instances else None
-        found.append(f"{entry[name]}\n{given}" if isinstance(given, str) and given else entry[name])
-    return found
+        input_text = instances[0].get("input") if isinstance(instances, list) and instances else None
+        questions.append(
+            f"{entry[name]}\n{input_text}" if isinstance(input_text, str) and input_text else entry[name]
+        )
+    return questions
 
 
 @dataclass
@@ -147,9 +149,9 @@ class TextWriter:
         for slot, token in zip(slots, drawn, strict=True):
             slot.at += 1
             if slot.at == len(slot.tokens):
-                made = self._append(slot, token)
-                if made is not None:
-                    finished.append(made)
+                conversation = self._append(slot, token)
+                if conversation is not None:
+                    finished.append(conversation)
         return finished
 
     def _draw(self, logits: torch.Tensor, temperatures: list[float]) -> torch.Tensor:
@@ -172,9 +174,9 @@ class TextWriter:
             end = slot.answer + first_repetition(slot.tokens[slot.answer :])
             if not ended and end == len(slot.tokens) < self._length:
                 return None
-            made = WrittenConversation(slot.tokens[:end], slot.answer)
+            conversation = WrittenConversation(slot.tokens[:end], slot.answer)
             self._begin(slot)
-            return made
+            return conversation
         written = len(slot.tokens) - slot.question
         if ended and written > 2:
             slot.tokens.pop()
@@ -230,8 +232,11 @@ def write_text(
     files = TokenWriter(folder, vocab_size)
     began = said = perf_counter()
     while files.tokens < tokens:
-        for made in writer.step():
-            files.add(made.tokens, [False] * made.answer + [True] * (len(made.tokens) - made.answer))
+        for conversation in writer.step():
+            files.add(
+                conversation.tokens,
+                [False] * conversation.answer + [True] * (len(conversation.tokens) - conversation.answer),
+            )
         now = perf_counter()
         if now - said > 5 and report is not None:
             said = now

@@ -129,22 +129,22 @@ def sweep(
     fitted = fit(list(runs.values()), seed=config.seed)
     weights, tokens = _layer_weights(target), wanted.steps * base.tokens_per_step
     predicted = fitted.predict(weights, tokens, config.seed)
-    made = Sweep(runs, fitted, name, weights, tokens, predicted, None)
+    result = Sweep(runs, fitted, name, weights, tokens, predicted, None)
     kept = place / "prediction.json"
     if not kept.exists() and (place / name).exists():
         raise TrainError(f"{place / name}: has a run already, but {kept} does not exist")
     if not kept.exists():
         write_text(
-            kept, json.dumps({"at": datetime.now(UTC).isoformat(), **sweep_facts(made)}, indent=1) + "\n"
+            kept, json.dumps({"at": datetime.now(UTC).isoformat(), **sweep_facts(result)}, indent=1) + "\n"
         )
         making.say(
             f"predicted: {predicted.value:.4f} ({predicted.low:.4f} to {predicted.high:.4f}) for {name}"
         )
     if run_target:
-        made = replace(made, measured=making.losses([name], 1)[name])
-    write_text(place / "sweep.json", json.dumps(sweep_facts(made), indent=1) + "\n")
-    write_text(place / "sweep.svg", sweep_svg(list(runs.values()), fitted, made_point(made), predicted))
-    return made
+        result = replace(result, measured=making.losses([name], 1)[name])
+    write_text(place / "sweep.json", json.dumps(sweep_facts(result), indent=1) + "\n")
+    write_text(place / "sweep.svg", sweep_svg(list(runs.values()), fitted, made_point(result), predicted))
+    return result
 
 
 def larger(size: Size, times: float, head: int) -> Size:
@@ -157,23 +157,23 @@ def larger(size: Size, times: float, head: int) -> Size:
     return Size(layers, dim)
 
 
-def made_point(made: Sweep) -> TrainedSize | tuple[int, int, None]:
+def made_point(result: Sweep) -> TrainedSize | tuple[int, int, None]:
     """Returns the point of the predicted run, without a loss if it has not been made."""
-    if made.measured is None:
-        return made.target_weights, made.target_tokens, None
-    return TrainedSize(made.target_weights, made.target_tokens, made.measured)
+    if result.measured is None:
+        return result.target_weights, result.target_tokens, None
+    return TrainedSize(result.target_weights, result.target_tokens, result.measured)
 
 
-def sweep_text(made: Sweep) -> str:
+def sweep_text(result: Sweep) -> str:
     """Returns a sweep as text: a table of losses by size and budget, the law, and the prediction."""
-    sizes = list(dict.fromkeys(name.split("-")[0] for name in made.runs))
-    budgets = list(dict.fromkeys(name.split("-")[1] for name in made.runs))
+    sizes = list(dict.fromkeys(name.split("-")[0] for name in result.runs))
+    budgets = list(dict.fromkeys(name.split("-")[1] for name in result.runs))
     rows = []
     for size in sizes:
-        weights = made.runs[f"{size}-{budgets[0]}"].weights
-        rows.append([size, f"{weights:,.0f}", *(f"{made.runs[f'{size}-{b}'].loss:.4f}" for b in budgets)])
+        weights = result.runs[f"{size}-{budgets[0]}"].weights
+        rows.append([size, f"{weights:,.0f}", *(f"{result.runs[f'{size}-{b}'].loss:.4f}" for b in budgets)])
     header = ["size", "weights", *(f"{int(budget):,}" for budget in budgets)]
-    law, bounds = made.fit.law, made.fit.intervals()
+    law, bounds = result.fit.law, result.fit.intervals()
     spans = ", ".join(f"{name} {v.value:.3g} ({v.low:.3g} to {v.high:.3g})" for name, v in bounds.items())
     lines = [
         str(PlainTable(header, rows, header)),
@@ -181,25 +181,25 @@ def sweep_text(made: Sweep) -> str:
         f"loss = {law.floor:.3f} + {law.a:.4g} / weights^{law.alpha:.3f}"
         f" + {law.b:.4g} / tokens^{law.beta:.3f}",
         f"95 % intervals: {spans}",
-        f"predicted for {made.target_weights:,} weights and {made.target_tokens:,} tokens:"
-        f" {made.predicted.value:.4f} ({made.predicted.low:.4f} to {made.predicted.high:.4f})",
+        f"predicted for {result.target_weights:,} weights and {result.target_tokens:,} tokens:"
+        f" {result.predicted.value:.4f} ({result.predicted.low:.4f} to {result.predicted.high:.4f})",
     ]
-    if made.measured is not None and made.error is not None:
-        lines.append(f"measured: {made.measured:.4f}; the prediction is off by {made.error:+.2%}")
+    if result.measured is not None and result.error is not None:
+        lines.append(f"measured: {result.measured:.4f}; the prediction is off by {result.error:+.2%}")
     return "\n".join(lines)
 
 
-def sweep_facts(made: Sweep) -> dict[str, Any]:
+def sweep_facts(result: Sweep) -> dict[str, Any]:
     """Returns a sweep as JSON values."""
     return {
-        "runs": {name: run._asdict() for name, run in made.runs.items()},
-        "law": vars(made.fit.law),
-        "intervals": {name: each._asdict() for name, each in made.fit.intervals().items()},
-        "residuals": list(made.fit.residuals),
-        "target": {"name": made.target, "weights": made.target_weights, "tokens": made.target_tokens},
-        "predicted": made.predicted._asdict(),
-        "measured": made.measured,
-        "error": made.error,
+        "runs": {name: run._asdict() for name, run in result.runs.items()},
+        "law": vars(result.fit.law),
+        "intervals": {name: each._asdict() for name, each in result.fit.intervals().items()},
+        "residuals": list(result.fit.residuals),
+        "target": {"name": result.target, "weights": result.target_weights, "tokens": result.target_tokens},
+        "predicted": result.predicted._asdict(),
+        "measured": result.measured,
+        "error": result.error,
     }
 
 

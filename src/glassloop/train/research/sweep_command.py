@@ -50,23 +50,23 @@ def add_sweep(commands: Any) -> None:
     add_output(command)
 
 
-def run_sweep(given: argparse.Namespace) -> None:
+def run_sweep(arguments: argparse.Namespace) -> None:
     """Makes the sweep and prints the law and the prediction."""
     from glassloop.train.research.sweep import Size, sweep, sweep_facts, sweep_text
 
-    check_numbers(given, "times", most=1e6)
-    check_numbers(given, "jobs", most=256)
-    if any(budget < 1 for budget in given.budgets):
+    check_numbers(arguments, "times", most=1e6)
+    check_numbers(arguments, "jobs", most=256)
+    if any(budget < 1 for budget in arguments.budgets):
         raise TrainError.about("budgets", "has a number below 1; numbers of tokens are expected")
-    flags = given_settings(given, left_out=SWEPT)
-    made = sweep(
-        make_config(given.config or "flags", _SETTINGS, config_file(given), flags),
-        given.out,
-        sizes=[Size.parse(text) for text in given.sizes],
-        budgets=given.budgets,
-        times=given.times,
-        jobs=given.jobs,
-        run_target=not given.fit_only,
-        quiet=given.quiet,
+    flags = given_settings(arguments, left_out=SWEPT)
+    result = sweep(
+        make_config(arguments.config or "flags", _SETTINGS, config_file(arguments), flags),
+        arguments.out,
+        sizes=[Size.parse(text) for text in arguments.sizes],
+        budgets=arguments.budgets,
+        times=arguments.times,
+        jobs=arguments.jobs,
+        run_target=not arguments.fit_only,
+        quiet=arguments.quiet,
     )
-    print(json.dumps(sweep_facts(made)) if given.json else sweep_text(made))
+    print(json.dumps(sweep_facts(result)) if arguments.json else sweep_text(result))
