@@ -67,11 +67,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    root = _Parser(
+    made = _Parser(
         prog=program,
         description="Train a model: a tokenizer, a new model, all weights of one, or an adapter (LoRA).",
     )
-    commands = root.add_subparsers(
+    commands = made.add_subparsers(
         dest="command", metavar="COMMAND", required=True, title="Commands", parser_class=_Parser, prog=program
     )
 
@@ -138,47 +138,47 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
         "--format", default="f32", choices=("f32", "f16", "bf16", "q8", "q4"), metavar="NAME",
         help="f32, f16 or bf16; q8 and q4 for GGUF (default: f32).",
     )  # fmt: skip
-    return root
+    return made
 
 
-def main(words: Sequence[str], program: str = "glassloop train") -> None:
+def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
     """Runs a command. Errors are GlassloopErrors; the caller prints them."""
-    arguments = parser(program).parse_args(words)
-    match arguments.command:
+    given = parser(program).parse_args(arguments)
+    match given.command:
         case "run":
-            _run(arguments)
+            _run(given)
         case name if name in _KINDS:
-            _run_or_resume(arguments)
+            _run_or_resume(given)
         case "resume":
             from glassloop.train.train import resume
 
-            _print_result(resume(arguments.out, quiet=arguments.quiet), arguments.json)
+            _print_result(resume(given.out, quiet=given.quiet), given.json)
         case "sweep":
-            run_sweep(arguments)
+            run_sweep(given)
         case "exposure":
-            run_exposure(arguments)
+            run_exposure(given)
         case "show":
             from glassloop.train.history import history, show_text
 
-            entries = history(Path(arguments.out))
-            print(json.dumps(entries) if arguments.json else show_text(entries))
+            entries = history(Path(given.out))
+            print(json.dumps(entries) if given.json else show_text(entries))
         case "prepare":
-            _prepare(arguments)
+            _prepare(given)
         case "tokenizer":
             from glassloop.train.new_tokenizer import train_bpe, train_characters
 
-            if arguments.characters:
-                print(train_characters(arguments.data, Path(arguments.out)))
+            if given.characters:
+                print(train_characters(given.data, Path(given.out)))
             else:
-                print(train_bpe(arguments.data, Path(arguments.out), arguments.vocab_size))
+                print(train_bpe(given.data, Path(given.out), given.vocab_size))
         case "holes":
-            run_holes(arguments)
+            run_holes(given)
         case "drafter":
-            run_drafter(arguments)
+            run_drafter(given)
         case "export":
             from glassloop.train.convert import export
 
-            print(export(arguments.model, Path(arguments.out), arguments.format, arguments.adapter))
+            print(export(given.model, Path(given.out), given.format, given.adapter))
 
 
 def _add_run_flags(command: argparse.ArgumentParser, preset: Mapping[str, Any]) -> None:
@@ -196,18 +196,18 @@ def _add_run_flags(command: argparse.ArgumentParser, preset: Mapping[str, Any]) 
     add_output(command)
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     from glassloop.train.train import train
 
-    config = _given_config(arguments, None)
-    _print_result(train(config, arguments.out, quiet=arguments.quiet), arguments.json)
+    config = _given_config(given, None)
+    _print_result(train(config, given.out, quiet=given.quiet), given.json)
 
 
-def _run_or_resume(arguments: argparse.Namespace) -> None:
+def _run_or_resume(given: argparse.Namespace) -> None:
     """Starts a run, or goes on with the one in the folder, and puts the result into the folder itself."""
     from glassloop.train.train import resume, train
 
-    folder = Path(arguments.out)
+    folder = Path(given.out)
 
     def copy(result: Path) -> None:
         for file in result.iterdir():
@@ -217,75 +217,74 @@ def _run_or_resume(arguments: argparse.Namespace) -> None:
 
     try:
         if RunFolder(folder).has_begun:
-            _check_same_settings(arguments, RunFolder(folder).read_config())
-            result = resume(folder, quiet=arguments.quiet, on_weights=copy)
+            _check_same_settings(given, RunFolder(folder).read_config())
+            result = resume(folder, quiet=given.quiet, on_weights=copy)
         else:
-            result = train(_kind_config(arguments), folder, quiet=arguments.quiet, on_weights=copy)
+            result = train(_kind_config(given), folder, quiet=given.quiet, on_weights=copy)
     except TrainingInterrupted as stopped:
         raise TrainingInterrupted(stopped.step, "the same command goes on") from None
-    if arguments.command == "lora" and not arguments.quiet:
-        print(f'try it: glassloop generate "…" --adapter {shlex.quote(arguments.out)}', file=sys.stderr)
-    _print_result(replace(result, folder=folder), arguments.json)
+    if given.command == "lora" and not given.quiet:
+        print(f'try it: glassloop generate "…" --adapter {shlex.quote(given.out)}', file=sys.stderr)
+    _print_result(replace(result, folder=folder), given.json)
 
 
-def _kind_config(arguments: argparse.Namespace) -> TrainConfig:
+def _kind_config(given: argparse.Namespace) -> TrainConfig:
     """Returns the config of a new run of one of the kinds."""
     from glassloop.model.registry import DEFAULT_MODEL
 
-    further = {"model": DEFAULT_MODEL} if arguments.command in ("finetune", "lora") else {}
-    config = _given_config(arguments, _KINDS[arguments.command][0], further)
-    if arguments.command == "distil" and config.teacher is None:
+    further = {"model": DEFAULT_MODEL} if given.command in ("finetune", "lora") else {}
+    config = _given_config(given, _KINDS[given.command][0], further)
+    if given.command == "distil" and config.teacher is None:
         raise TrainError.about("teacher", "is missing; distil needs a model (--teacher NAME)")
-    if arguments.command == "distil" and config.tokenizer == "bpe" and config.model is None:
+    if given.command == "distil" and config.tokenizer == "bpe" and config.model is None:
         return replace(config, tokenizer=str(config.teacher))
     return config
 
 
-def _check_same_settings(arguments: argparse.Namespace, config: TrainConfig) -> None:
+def _check_same_settings(given: argparse.Namespace, config: TrainConfig) -> None:
     """Raises if a flag says something else than the run in the folder has, which it goes on with."""
-    for name, value in given_settings(arguments).items():
-        wanted_value, kept = tuple(value) if isinstance(value, list) else value, getattr(config, name)
-        if wanted_value not in (kept, "auto") and (name, wanted_value) != ("threads", 0):
+    for name, value in given_settings(given).items():
+        asked, kept = tuple(value) if isinstance(value, list) else value, getattr(config, name)
+        if asked not in (kept, "auto") and (name, asked) != ("threads", 0):
             raise TrainError.about(
-                name,
-                f"is {shown(value)}, but the run in {arguments.out} has {shown(kept)}; give another folder",
+                name, f"is {shown(value)}, but the run in {given.out} has {shown(kept)}; give another folder"
             )
 
 
 def _given_config(
-    arguments: argparse.Namespace, otherwise: str | None, further: Mapping[str, Any] | None = None
+    given: argparse.Namespace, otherwise: str | None, further: Mapping[str, Any] | None = None
 ) -> TrainConfig:
     """Returns the config of the flags, the file and the preset, `otherwise` if none is given, with the values
     of `further` where nothing else gives one."""
-    file = config_file(arguments)
-    preset = arguments.preset or file.get("preset", otherwise)
+    file = config_file(given)
+    preset = given.preset or file.get("preset", otherwise)
     file.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
     settings = dict(PRESETS[preset][1]) if preset else {}
-    where, flags = arguments.config or "flags", given_settings(arguments)
+    where, flags = given.config or "flags", given_settings(given)
     config = make_config(where, further or {}, settings, file, flags)
     if preset not in _FITTED or not config.data:
         return config
     from glassloop.train.train import load_torch
 
-    load_torch(arguments.quiet)
+    load_torch(given.quiet)
     from glassloop.train.machine import choose_device
 
     chosen = fitted(settings, {**file, **flags}, config.data, choose_device(config))
     return make_config(where, further or {}, chosen, file, flags)
 
 
-def _prepare(arguments: argparse.Namespace) -> None:
+def _prepare(given: argparse.Namespace) -> None:
     from glassloop.model.loader import load_tokenizer
     from glassloop.train.prepare import prepare_tokens
 
-    tokenizer = load_tokenizer(arguments.tokenizer)
+    tokenizer = load_tokenizer(given.tokenizer)
     files = prepare_tokens(
-        arguments.data,
-        Path(arguments.out),
+        given.data,
+        Path(given.out),
         tokenizer,
-        longest=arguments.longest,
+        longest=given.longest,
         tokenizer_files={name: text.encode() for name, text in tokenizer.json_files().items()},
         report=lambda line: print(line, file=sys.stderr),
     )
