@@ -80,8 +80,8 @@ def _draws(work: EditWork, place: Place, sampling: Sampling, candidates: int, ra
 
 
 def _complete_lengths(grammar: Grammar | None, drawn: Run, ranked: bool) -> list[int]:
-    """Returns after how many tokens of a draw its text is complete. Without a constraint, or if the draw is
-    to be taken as it is, that can only be after the last one."""
+    """Returns the numbers of tokens after which the text of a draw is complete. Without a constraint, or if
+    draws are not ranked, that can only be after the last token."""
     whole = len(drawn.tokens)
     if grammar is None:
         return [whole]

@@ -91,8 +91,8 @@ def fill_place(
 
 
 class _Reader:
-    """A pilot with one pass, of which it keeps how surprising some tokens are at each mask: the likeliest
-    ones, and those that are asked for."""
+    """A pilot with one pass. For each mask it keeps the surprise of the likeliest tokens and of the tokens
+    `wanted_ids`."""
 
     def __init__(self, wanted_ids: Sequence[Sequence[int]], top: int, ops: RowOps) -> None:
         self._wanted_ids = wanted_ids

@@ -109,8 +109,8 @@ def _options(sampling: Sampling | None, alpha: float) -> Sampling:
 def _chain(
     llm: LocalEngine, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
 ) -> Generator[Request, None, Edit]:
-    """Yields the requests of one chain, each of which has to be completed before the next, and returns the
-    result."""
+    """Yields the requests of one chain and returns the result. The caller completes each request before it
+    asks for the next."""
     assert sampling.seed is not None
     work = EditWork(llm, sampling.seed)
     length = min(block or sampling.max_tokens, sampling.max_tokens)

@@ -17,7 +17,7 @@ MOST_SPANS = 64
 class Place:
     """A span of a text, by tokens, and how many tokens may replace it."""
 
-    run: Run  # the text as it is: a prompt, which cannot be edited, and tokens
+    run: Run  # the present text: a prompt, which cannot be edited, and tokens
     start: int  # the first token of the span in the answer of the run
     end: int  # the token after the last
     tokens: int
@@ -60,7 +60,7 @@ class Proposal:
     refusal: str | None = None  # why it was not even scored: it cuts a character, or is incomplete
     score: float | None = None  # what a verifier gave the text with it
     why: str = ""  # the reason of the decision, in a few words
-    seconds: float = 0.0  # when it was scored, since the edit began; not the same when it is made again
+    seconds: float = 0.0  # when it was scored, since the edit began; differs in a replay
 
     @property
     def gain(self) -> float:
@@ -103,7 +103,7 @@ class Proposal:
         return plain | runs | {"line": self.line}
 
 
-# The fields that are the same whenever the edit is made again, and so are compared by a replay.
+# The fields that a replay compares.
 DECIDED = (
     *("step", "number", "start", "end", "ids", "text", "old_text", "own_bits", "following_bits"),
     *("followed", "old_own_bits", "old_following_bits", "accepted", "coin", "threshold", "refusal", "score"),

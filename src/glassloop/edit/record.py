@@ -1,6 +1,6 @@
 """An edit: the text before and after, and every proposal with its numbers and the decision.
 
-It can be saved as JSON (docs/editing.md describes the fields), and made again from that record, bit for bit.
+It can be saved as JSON (docs/editing.md describes the fields) and replayed from that record, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Edit:
     text: str  # the text after
     token_ids: list[int]  # of the text after, without the prompt
     span: tuple[int, int]  # the characters of `text` that the edit was about
-    proposals: list[Proposal] = field(repr=False)  # in the order in which they were decided
+    proposals: list[Proposal] = field(repr=False)  # in order of decision
     sampled: int  # tokens that were drawn
     scored: int  # tokens that were given and scored
     created: float = field(default_factory=time.time)
@@ -185,7 +185,7 @@ class Replay:
     proposals: int  # compared
     same: int  # how many are equal, to the last bit
     first: str | None  # what differs first
-    edit: Edit = field(repr=False)  # the edit that was made again
+    edit: Edit = field(repr=False)  # the replayed edit
 
     def __bool__(self) -> bool:
         return self.identical

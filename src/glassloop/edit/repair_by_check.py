@@ -20,7 +20,7 @@ from glassloop.util.shown import shown
 
 Check = Callable[[str], object]  # returns a bool, a number, or an object with `passed` and `score`
 
-_LONGER = 256  # tokens by which a text may grow when its end is drawn again
+_LONGER = 256  # tokens that a text may grow when its end is drawn again
 
 
 class _Draw(NamedTuple):
@@ -87,7 +87,7 @@ def verdict(check: Check, text: str) -> tuple[bool, float]:
 
 
 def sampling_for_check(text: str | Run, tokens: int, sampling: Sampling | None) -> Sampling:
-    """Returns the options with which the end of a text of so many tokens is drawn again: by default those of
+    """Returns the options for drawing the end of a text of so many tokens again: by default those of
     its run."""
     if sampling is None and isinstance(text, Run):
         return REPAIR_CHECK.acting(text.sampling)

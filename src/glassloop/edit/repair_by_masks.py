@@ -25,7 +25,7 @@ from glassloop.edit.work import EditWork
 from glassloop.record.run import Run
 
 _DOUBTED = 3.3  # bits to the masked model, from which on a token may be a mistake
-_LIKELIER = 0.7  # bits by which the masked model must prefer a candidate
+_LIKELIER = 0.7  # bits that a candidate must save to the masked model
 _UNLIKELY = 7.0  # bits to the masked model, from which on a token is no candidate
 _FROM_LEFT = 2  # candidates that are the likeliest tokens from the left
 _MASKED_SHARE = 0.6  # of the masked model in how likely a candidate is; the rest is from the left

@@ -120,8 +120,8 @@ class EditWork:
         return self._score(run, ids, self.llm.compile(run.sampling))
 
     def _scoring(self, prompt: int, tokens: int) -> Sampling:
-        """Returns the options with which a text of so many tokens is scored after a prompt of so many.
-        Raises if there is no room for them."""
+        """Returns the options for scoring a text of so many tokens after a prompt of so many. Raises if the
+        context has no room for them."""
         self.llm.check_length(prompt + tokens, "text", ", the prompt included")
         return replace(PLAIN, max_tokens=max(1, tokens), seed=self.luck.seed)
 
@@ -140,7 +140,7 @@ class EditWork:
         return [self.proposal(place, number, None, [other]) for number, other in enumerate(others)]
 
     def span_sampling(self, sampling: Sampling, tokens: int) -> Sampling:
-        """Returns the options with which a span of some length is drawn. Without a constraint, which decides
+        """Returns the options for drawing a span of some length. Without a constraint, which decides
         itself where the text ends, the span has exactly this many tokens."""
         least = 0 if sampling.constraint is not None else tokens
         return replace(sampling, seed=self.luck.seed, max_tokens=tokens, min_tokens=least)

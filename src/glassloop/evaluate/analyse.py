@@ -165,7 +165,7 @@ class _Token:
 
 
 class _Run:
-    """A recorded run, of which the first tokens have been written."""
+    """A recorded run that grows again: `tokens` are those written so far."""
 
     fork_at = None
 

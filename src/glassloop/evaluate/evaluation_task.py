@@ -65,7 +65,7 @@ class EvaluationTask:
 
     @property
     def digest(self) -> str:
-        """A hash of all questions and answers, by which a record knows its task."""
+        """A hash of all questions and answers; a record has it to recognise its task."""
         parts = [[item.id, item.question, item.answer, item.choices] for item in self.items]
         data = json.dumps(parts, sort_keys=True, default=str).encode()
         return hashlib.sha256(data).hexdigest()[:16]

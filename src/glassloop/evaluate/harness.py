@@ -222,7 +222,7 @@ def _generation(kwargs: Any) -> dict[str, Any]:
 
 
 def _filter(filters: Any) -> str:
-    """Returns the extractor of a filter list: one regular expression, of which the first match counts, or the
+    """Returns the extractor of a filter list: the first match of one regular expression, or the
     last one if the list says so. Without a filter it is the whole text."""
     if not filters:
         return "text"

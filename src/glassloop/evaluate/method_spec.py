@@ -50,7 +50,7 @@ def parse_method(text: str) -> MethodSpec:
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodSpec]:
-    """Returns the methods of a list of texts, each of which may have several: `greedy,vote:8`. A part with an
+    """Returns the methods of a list of texts. A text may have several: `greedy,vote:8`. A part with an
     equals sign is an option of the method before it."""
     found: list[str] = []
     for text in texts:

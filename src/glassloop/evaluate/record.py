@@ -53,7 +53,7 @@ class Record:
             self._write(plain)
 
     def add(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Appends a row with the session and its clock, by which the seconds of all sessions are summed."""
+        """Appends a row with the session and its clock; the seconds of all sessions are summed from these."""
         stamped = {**row, "session": self._session, "clock": round(perf_counter() - self._start, 3)}
         self._write(stamped)
         self.rows.append(stamped)

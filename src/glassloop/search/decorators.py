@@ -1,5 +1,5 @@
-"""The decorators with which users register verifiers and methods of their own by name, for `--verify` and
-`--method` on the command line.
+"""Decorators that register verifiers and methods of a user by name, for `--verify` and `--method` on the
+command line.
 
 A file of `--plugin` uses them: `@verifier("short")` on a function that judges a text, and
 `@search_method("mine")` on a subclass of `Search`.

@@ -1,5 +1,5 @@
-"""Verdicts on the paths of a search: each verifier is asked once about a path as it is, within the time that
-the search has left. A replay takes the verdicts of the record instead.
+"""Verdicts on the paths of a search: each verifier is asked once about each text, within the time that the
+search has left. A replay takes the verdicts of the record instead.
 
 The verifiers that have names end by themselves when their time is over. A function of the caller is asked on
 a thread, as nothing can end it; while one does not return, no other is asked.

@@ -1,4 +1,4 @@
-"""Makes a recorded search again and compares every decision and every token."""
+"""Replays a recorded search and compares every decision and every token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def replay(llm: LocalEngine, solution: Solution, *, method: Search | None = None, **options: Any) -> Replayed:
-    """Makes a search again and compares. Verdicts and the cut of a time limit are taken from the record."""
+    """Replays a search and compares. Verdicts and the cut of a time limit are taken from the record."""
     record = solution.record
     verdicts = {(path, tokens, by): Verdict(*rest) for path, tokens, by, *rest in record["verdicts"]}
     recorded = RecordedSearch(record["cut"], verdicts)
@@ -34,8 +34,8 @@ def replay(llm: LocalEngine, solution: Solution, *, method: Search | None = None
 def _prepared(
     llm: LocalEngine, solution: Solution, past: RecordedSearch, method: Search | None, **options: Any
 ) -> Running:
-    """Returns a recorded search, ready to be made again. `extract` and `verify` may be given again where they
-    were functions."""
+    """Returns a recorded search, ready to run. `extract` and `verify` may be given again where they were
+    functions."""
     record, first = solution.record, solution.paths[0].run
     if method is None and record["method"] not in (*METHODS, *OWN_METHODS):
         problem = f"is missing; the search was made by {record['method']}, which is not built in"

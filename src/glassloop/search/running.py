@@ -220,7 +220,7 @@ class Running:
         self.paths.decide("stop", path, why)
 
     def judged(self, path: Path, by: str) -> Verdict:
-        """Returns the verdict on a path as it is now. The verifier, or the judge, is asked once."""
+        """Returns the verdict on the present text of a path. The verifier, or the judge, is asked once."""
         place = path.number, len(path.run.tokens), by
         if place not in self._judging.verdicts:
             seconds = 0.0 if self._unwanted else self._seconds_left
@@ -235,7 +235,7 @@ class Running:
         return path
 
     def preview(self, path: Path) -> Path:
-        """Returns a path as it is in the middle of a round, to be shown: with its answer if its run has ended
+        """Returns a copy of a path in the middle of a round, to be shown: with its answer if its run has ended
         by now, else with the confidence of its last group of tokens. Nothing is decided by it."""
         run = path.run
         if not path.running:
@@ -338,7 +338,7 @@ class Running:
             self.end(path, by, why)
 
     def _leases(self) -> dict[Path, int]:
-        """Returns the paths of the next round, and the number of tokens up to which each may grow. What the
+        """Returns the paths of the next round, and the number of tokens that each may reach. What the
         budget has left is shared equally. Where there is less than a token for each path, the last ones
         end."""
         open_paths = [path for path in self.paths.running if not path.held]

@@ -1,8 +1,8 @@
 """`Search`, the interface of a method, and `Paths`, what a method works with.
 
 A search goes in rounds. In each round every running path grows: by at most `stride` tokens, or up to the end
-of a step, or to its end. Then the method is told of each path, in the order of their numbers, and decides
-what to start, to fork and to stop. No decision depends on which path was faster, so the same search takes the
+of a step, or to its end. Then the method sees each path, in the order of their numbers, and decides what
+to start, to fork and to stop. No decision depends on which path was faster, so the same search takes the
 same decisions on any machine and in any batch. Methods never run on the engine's thread.
 """
 
@@ -26,7 +26,7 @@ class Search:
     name: ClassVar[str] = ""  # in records; the name of the class if empty
     needs_verifier: ClassVar[bool] = False
     votes: ClassVar[bool] = True  # whether paths with equal answers support each other; for displays
-    stride: int | None = None  # the most tokens by which a path grows in a round; None: no limit
+    stride: int | None = None  # the most tokens that a path grows in a round; None: no limit
     step: str | None = None  # a text after which a path pauses too: the end of a step of its reasoning
 
     def sampling(self, given: Sampling) -> Sampling:
@@ -127,7 +127,7 @@ class Paths:
         return [self._driver.new_fork(path, place, text) for _ in range(self._driver.allowed(count))]
 
     def stop(self, path: Path, why: str) -> None:
-        """Ends a path that runs. One that has ended stays as it is."""
+        """Ends a path that runs. A path that has ended does not change."""
         if path.running:
             self._driver.end(path, BY_METHOD, why)
 
@@ -139,7 +139,7 @@ class Paths:
         path.held = False
 
     def finish(self, why: str) -> None:
-        """Ends the search: stops all paths. The method is told of no other path. The record has the reason
+        """Ends the search: stops all paths. The method sees no further path. The record has the reason
         with each of them, or by itself if none runs."""
         self.finished = True
         running = list(self.running)

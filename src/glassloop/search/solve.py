@@ -102,7 +102,7 @@ def prepare(
     past: RecordedSearch | None = None,
     **options: Any,
 ) -> Running:
-    """Returns a search, checked, of which nothing is computed yet."""
+    """Returns a checked search that has not begun."""
     sampling_options, others = split_options(options)
     count = n if n is not None else samples
     searcher = make_method(method, others if count is None else {"n": count, **others})

@@ -263,7 +263,7 @@ def _tokenizer(files: ModelFiles) -> dict[str, Any]:
 
 
 def _word_rule(files: ModelFiles, found: Any, ignore_merges: bool) -> str:
-    """Returns GGUF's name for the rule by which a tokenizer.json cuts words."""
+    """Returns GGUF's name for the rule that a tokenizer.json cuts words with."""
     for name, rule in GGUF_RULES.items():
         built = rule.build().__getstate__()
         same = json.loads(built if isinstance(built, (str, bytes)) else bytes(built)) == found

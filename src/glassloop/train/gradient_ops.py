@@ -82,7 +82,7 @@ class TrainedLowRank:
 
 @dataclass
 class TrainMatrix:
-    """A matrix that is trained or, with an adapter, stays as it is."""
+    """A matrix that is trained or, with an adapter, frozen."""
 
     weight: torch.Tensor  # [out, in]
     adapter: TrainedLowRank | None = None

@@ -187,7 +187,7 @@ Layers = list[tuple[Sublayer, Sublayer]]
 
 
 def _compiled_groups(layers: Layers) -> Layers:
-    """Returns layers of which the first sublayer of each group computes the whole group."""
+    """Returns layers in groups; the first sublayer of each group computes the whole group."""
     size = _group_size(len(layers))
     groups: Layers = []
     for at in range(0, len(layers), size):

@@ -17,7 +17,7 @@ from glassloop.search.voting import elect
 
 @dataclass
 class Power(BuiltInMethod):
-    """Runs n chains. Each draws a text, and then `steps` times the rest of it anew from a random token on;
+    """Runs n chains. Each draws a text, and then `steps` times the rest of it again from a random token;
     the new text is accepted with the probability that makes p^alpha the limit. Answers with the most frequent
     value of the chains' last texts."""
 

@@ -297,7 +297,7 @@ class _Run:
                 yield step, layout
 
     def _write(self, curves: Curves) -> TrainedHoles:
-        """Writes the adapter as it is now."""
+        """Writes the present adapter."""
         run, state = self.config.run, self.state
         masked = state.place  # the rows that were masked: texts are drawn, so there is no place in the data
         losses = [point["loss"] for point in curves.points if "loss" in point]
