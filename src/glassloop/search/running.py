@@ -235,8 +235,8 @@ class Running:
         return path
 
     def preview(self, path: Path) -> Path:
-        """Returns a copy of a path in the middle of a round, to be shown: with its answer if its run has ended
-        by now, else with the confidence of its last group of tokens. Nothing is decided by it."""
+        """Returns a copy of a path in the middle of a round, to be shown: with its answer if its run has
+        ended by now, else with the confidence of its last group of tokens. Nothing is decided by it."""
         run = path.run
         if not path.running:
             return path
