@@ -11,9 +11,9 @@ from train.small import tiny_run
 from glassloop.model.loader import ModelFiles
 from glassloop.train.commands import main
 from glassloop.train.config import TrainError
-from glassloop.train.history import history
 from glassloop.train.network import Network
 from glassloop.train.probes import neighbours
+from glassloop.train.run_history import history
 from glassloop.train.train import train
 
 

@@ -12,10 +12,10 @@ from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import INFILL, INFILL_MASKS, REWRITE, TaskKind
 from glassloop.edit.acceptance import best_by_bits, span_chain
 from glassloop.edit.characters import widen
-from glassloop.edit.drawing import propose
 from glassloop.edit.masks import check_masks, check_proposer, options_of
 from glassloop.edit.proposal import MOST_CANDIDATES, MOST_SPANS, MOST_TOKENS, Place, Proposal
 from glassloop.edit.record import Edit
+from glassloop.edit.span_draws import propose
 from glassloop.edit.spans import Characters, apart, apply, check_span, fixed_prompt
 from glassloop.edit.work import EditWork
 from glassloop.engine.deadline import Deadline
@@ -89,9 +89,7 @@ def infill(
         given |= {"proposer": proposer, "diffusion": filling.to_dict()}
     span = (len(before), len(before) + len(best.text))
     text = before + best.text + after
-    return Edit.of(
-        work, "infill", prompt, draft, run, proposals, given, span, before=before + after, text=text
-    )
+    return Edit.of(work, "infill", draft, run, proposals, given, span, (before + after, text))
 
 
 def rewrite(
@@ -147,7 +145,7 @@ def rewrite(
             current = apply(work, current.token_ids, accepted)
     given = {"text": text, "spans": wanted, **_options(tokens, candidates, method, window, sampling)}
     final, span = _final(work, text, wanted, pieces)
-    return Edit.of(work, "rewrite", prompt, draft, current, proposals, given, span, before=text, text=final)
+    return Edit.of(work, "rewrite", draft, current, proposals, given, span, (text, final))
 
 
 def decide_all(

@@ -145,9 +145,7 @@ def _chain(
         chain.current = request.runs[0]
         work.sampled += len(ended(chain.current)) - len(current.tokens)
     given = {"alpha": float(alpha), "steps": steps, "block": block, "sampling": sampling.to_dict()}
-    return Edit.of(
-        work, "sharpen", current.prompt_ids, draft, current, proposals, given, (0, len(current.text))
-    )
+    return Edit.of(work, "sharpen", draft, current, proposals, given, (0, len(current.text)))
 
 
 def _prepare(llm: LocalEngine, prompt: Any, sampling: Sampling) -> Request:

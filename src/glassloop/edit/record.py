@@ -17,7 +17,7 @@ from glassloop.edit.proposal import DECIDED, Proposal
 from glassloop.edit.work import EditWork
 from glassloop.errors import TraceError
 from glassloop.record.run import Run
-from glassloop.util.check import FLAG, LIST, OBJECT, TEXT, Rule, is_number, one_of, or_none, require
+from glassloop.util.check import FLAG, LIST, OBJECT, TEXT, ValueRule, is_number, one_of, or_none, require
 from glassloop.util.files import read_at_most, write_text
 from glassloop.util.shown import shown
 
@@ -56,28 +56,26 @@ class Edit:
         cls,
         work: EditWork,
         kind: str,
-        prompt_ids: list[int],
         draft: Run,
         run: Run,
         proposals: list[Proposal],
         given: Mapping[str, Any],
         span: tuple[int, int],
-        *,
-        before: str | None = None,
-        text: str | None = None,
+        texts: tuple[str, str] | None = None,
     ) -> Edit:
-        """Returns the record of an edit that was computed. `before` and `text` are those of the runs if they
-        are not given: a run has no text for its prompt."""
+        """Returns the record of an edit that was computed. `texts` are the texts before and after, by default
+        those of the runs, which do not have the prompt."""
         llm = work.llm
+        before, after = texts or (draft.text, run.text)
         return cls(
             kind,
             llm.name,
             llm.model_hash,
             llm.op_set,
             work.luck.seed,
-            {"prompt_ids": list(prompt_ids), **given},
-            draft.text if before is None else before,
-            run.text if text is None else text,
+            {"prompt_ids": list(draft.prompt_ids), **given},
+            before,
+            after,
             run.token_ids,
             span,
             proposals,
@@ -227,32 +225,32 @@ def _is_usage(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(name)) for name in ("sampled", "scored"))
 
 
-def _span_of(text: str) -> Rule:
+def _span_of(text: str) -> ValueRule:
     def fits(value: Any) -> bool:
         return _is_ids(value) and len(value) == 2 and value[0] <= value[1] <= len(text)
 
-    return Rule("two characters of the text", fits)
+    return ValueRule("two characters of the text", fits)
 
 
-_COUNT = Rule("a whole number from 0", _is_count)
-_NUMBER = Rule("a number", is_number)
+_COUNT = ValueRule("a whole number from 0", _is_count)
+_NUMBER = ValueRule("a number", is_number)
 _NUMBER_OR_NONE = or_none(_NUMBER, " or null")
-_IDS = Rule("a list of token ids", _is_ids)
-_USAGE = Rule("an object with sampled and scored", _is_usage)
+_IDS = ValueRule("a list of token ids", _is_ids)
+_USAGE = ValueRule("an object with sampled and scored", _is_usage)
 
-_FIELDS: dict[str, Rule] = {
+_FIELDS: dict[str, ValueRule] = {
     "kind": one_of(*KINDS),
     "model": TEXT,
     "model_hash": TEXT,
     "ops": TEXT,
-    "seed": Rule("a whole number below 2^64", _is_count),
+    "seed": ValueRule("a whole number below 2^64", _is_count),
     "given": OBJECT,
     "before": TEXT,
     "text": TEXT,
     "token_ids": _IDS,
     "created": _NUMBER,
 }
-_PROPOSAL: dict[str, Rule] = {
+_PROPOSAL: dict[str, ValueRule] = {
     **dict.fromkeys(("step", "number", "start", "end", "followed"), _COUNT),
     "ids": _IDS,
     **dict.fromkeys(("text", "old_text", "why"), TEXT),

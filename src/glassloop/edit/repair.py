@@ -142,9 +142,7 @@ def _repaired(
         current, proposals = repair_by_surprise(work, draft, sampling, options)
     before, after = (head + work.decode(run.token_ids) for run in (draft, current))
     span = (0, len(after))
-    return Edit.of(
-        work, "repair", draft.prompt_ids, draft, current, proposals, given, span, before=before, text=after
-    )
+    return Edit.of(work, "repair", draft, current, proposals, given, span, (before, after))
 
 
 def _tokens(llm: LocalEngine, text: str | Run, prompt: Any) -> tuple[list[int], list[int], str]:

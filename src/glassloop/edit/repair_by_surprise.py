@@ -15,9 +15,9 @@ import numpy as np
 
 from glassloop.decode.sampling import Sampling
 from glassloop.edit.acceptance import best_by_gain
-from glassloop.edit.drawing import propose
 from glassloop.edit.proposal import Place, Proposal, bits
 from glassloop.edit.repair_options import BY_SURPRISE, RepairOptions
+from glassloop.edit.span_draws import propose
 from glassloop.edit.spans import apart, apply, borders, whole_characters
 from glassloop.edit.work import EditWork
 from glassloop.record.run import Run

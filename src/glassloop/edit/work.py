@@ -2,7 +2,7 @@
 
 A proposal is scored as a branch of the tree of runs: a fork of the text at the start of the span, continued
 with the proposed tokens and with the tokens that follow. The prefix comes from the KV tree; all proposals of
-a step are computed together. `drawing.py` draws the proposals.
+a step are computed together. `span_draws.py` draws the proposals.
 """
 
 from __future__ import annotations

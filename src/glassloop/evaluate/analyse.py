@@ -17,8 +17,8 @@ from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
 from glassloop.evaluate.method_spec import MethodSpec
 from glassloop.evaluate.record import RecordError, seconds_of
 from glassloop.evaluate.samples import GREEDY, SAMPLES, unpack
-from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.methods import make_method
+from glassloop.search.path_confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_METHOD, Path
 from glassloop.search.verdict import Verdict

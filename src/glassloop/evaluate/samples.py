@@ -22,7 +22,7 @@ from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
 from glassloop.evaluate.record import Record
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.search.confidence import likelihood, token_confidences
+from glassloop.search.path_confidence import likelihood, token_confidences
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM

@@ -15,14 +15,14 @@ from glassloop.evaluate.builtin import rows
 from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verify.unit_tests import unit_tests
-from glassloop.util.check import TEXT, Rule, require
+from glassloop.util.check import TEXT, ValueRule, require
 from glassloop.util.shown import shown
 
 _FIELDS = ("id", "prompt", "question", "messages", "answer", "choices", "tests", "group")
-_ANSWER = Rule(
+_ANSWER = ValueRule(
     "a text or a number", lambda it: isinstance(it, (str, int, float)) and not isinstance(it, bool)
 )
-_CHOICES = Rule(
+_CHOICES = ValueRule(
     "a list of texts", lambda it: isinstance(it, list) and all(isinstance(each, str) for each in it)
 )
 

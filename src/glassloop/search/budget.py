@@ -8,10 +8,10 @@ from typing import Any
 
 from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
-from glassloop.util.check import Rule, or_none, require, whole_between
+from glassloop.util.check import ValueRule, or_none, require, whole_between
 from glassloop.util.shown import shown
 
-_COUNT = or_none(Rule("a whole number from 1 up", whole_between(1, 1 << 53).fits))
+_COUNT = or_none(ValueRule("a whole number from 1 up", whole_between(1, 1 << 53).fits))
 _LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
 _MOST_LAST_DECISIONS = 0.05  # the most seconds, that the method keeps for its answer
 _EXTRACTING = 2.0  # seconds after the budget in which answers are still read

@@ -11,7 +11,7 @@ from typing import Any
 
 from glassloop.errors import TraceError
 from glassloop.search.budget import Budget
-from glassloop.util.check import FLAG, OBJECT, TEXT, Rule, has_fields, or_none, whole_between
+from glassloop.util.check import FLAG, OBJECT, TEXT, ValueRule, has_fields, or_none, whole_between
 from glassloop.util.shown import shown
 
 VERSION = 1
@@ -32,31 +32,31 @@ def plain(value: Any) -> Any:
 # ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _object(fields: Mapping[str, Rule]) -> Rule:
-    return Rule("an object", lambda it: has_fields(it, fields))
+def _object(fields: Mapping[str, ValueRule]) -> ValueRule:
+    return ValueRule("an object", lambda it: has_fields(it, fields))
 
 
-def _list(item: Rule) -> Rule:
-    return Rule("a list", lambda it: isinstance(it, list) and all(map(item.fits, it)))
+def _list(item: ValueRule) -> ValueRule:
+    return ValueRule("a list", lambda it: isinstance(it, list) and all(map(item.fits, it)))
 
 
-def _table(item: Rule) -> Rule:
-    return Rule("an object", lambda it: isinstance(it, dict) and all(map(item.fits, it.values())))
+def _table(item: ValueRule) -> ValueRule:
+    return ValueRule("an object", lambda it: isinstance(it, dict) and all(map(item.fits, it.values())))
 
 
-def _row(*items: Rule) -> Rule:
+def _row(*items: ValueRule) -> ValueRule:
     def fits(value: object) -> bool:
         if not isinstance(value, list) or len(value) != len(items):
             return False
         return all(item.fits(entry) for item, entry in zip(items, value, strict=True))
 
-    return Rule("a list", fits)
+    return ValueRule("a list", fits)
 
 
 # What each part of a record has to be. Only the tests of the rules are used: an error names the whole part.
 _WHOLE = whole_between(0, (1 << 53) - 1)
-_NUMBER = Rule("a number", lambda it: type(it) in (int, float))
-_INTEGER = Rule("a whole number", lambda it: type(it) is int)
+_NUMBER = ValueRule("a number", lambda it: type(it) in (int, float))
+_INTEGER = ValueRule("a whole number", lambda it: type(it) is int)
 _VERDICT_FIELDS = {"passed": FLAG, "score": _NUMBER, "reason": TEXT}
 _PATH_FIELDS = {
     "number": _WHOLE,

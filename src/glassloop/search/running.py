@@ -22,9 +22,9 @@ from glassloop.errors import GlassloopError
 from glassloop.record.run import Run, text_held_back
 from glassloop.record.token import Token
 from glassloop.search.budget import Budget, SearchClock
-from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.growth import MOST_TOKENS, PathGrowth, encode_forced, ends_step
 from glassloop.search.judging import Judging, Place
+from glassloop.search.path_confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.record import VERSION, plain
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Solution, Spent

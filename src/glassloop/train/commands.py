@@ -158,7 +158,7 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
         case "exposure":
             run_exposure(given)
         case "show":
-            from glassloop.train.history import history, show_text
+            from glassloop.train.run_history import history, show_text
 
             entries = history(Path(given.out))
             print(json.dumps(entries) if given.json else show_text(entries))

@@ -2,7 +2,7 @@
 is expected".
 
 - `check_count` and its like check the arguments of public functions and return them in their normal form.
-- A `Rule` says what a value has to be, in words and as a test; `require` raises where it is not.
+- A `ValueRule` says what a value has to be, in words and as a test; `require` raises where it is not.
 - `FileChecks` checks nested data of a file, and names the place: `beams[3][0]`.
 """
 
@@ -105,56 +105,56 @@ def is_whole(value: object) -> TypeGuard[int]:
 # ── rules ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Rule(NamedTuple):
+class ValueRule(NamedTuple):
     """What a value has to be: in words, for the error, and as a test."""
 
     expected: str
     fits: Callable[[Any], bool]
 
 
-def require(name: str, value: object, rule: Rule, error: type[GlassloopError] = GlassloopError) -> None:
+def require(name: str, value: object, rule: ValueRule, error: type[GlassloopError] = GlassloopError) -> None:
     """Raises unless a value fits a rule."""
     if not rule.fits(value):
         raise error.about(name, f"is {shown(value)}; {rule.expected} is expected")
 
 
-def whole_between(low: int, high: int) -> Rule:
+def whole_between(low: int, high: int) -> ValueRule:
     def fits(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
-    return Rule(f"a whole number from {low} to {high}", fits)
+    return ValueRule(f"a whole number from {low} to {high}", fits)
 
 
-def number_between(low: float, high: float) -> Rule:
+def number_between(low: float, high: float) -> ValueRule:
     def fits(value: Any) -> bool:  # NaN does not
         return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
-    return Rule(f"a number from {low:g} to {high:g}", fits)
+    return ValueRule(f"a number from {low:g} to {high:g}", fits)
 
 
-def text_matching(pattern: re.Pattern[str], expected: str) -> Rule:
-    return Rule(expected, lambda it: isinstance(it, str) and pattern.fullmatch(it) is not None)
+def text_matching(pattern: re.Pattern[str], expected: str) -> ValueRule:
+    return ValueRule(expected, lambda it: isinstance(it, str) and pattern.fullmatch(it) is not None)
 
 
-def one_of(*allowed: object) -> Rule:
+def one_of(*allowed: object) -> ValueRule:
     def fits(value: Any) -> bool:
         return any(type(value) is type(each) and value == each for each in allowed)
 
-    return Rule(f"one of {', '.join('null' if each is None else str(each) for each in allowed)}", fits)
+    return ValueRule(f"one of {', '.join('null' if each is None else str(each) for each in allowed)}", fits)
 
 
-def or_none(rule: Rule, words: str = "") -> Rule:
+def or_none(rule: ValueRule, words: str = "") -> ValueRule:
     """Returns a rule that None fits too; `words` are added to those of the rule."""
-    return Rule(rule.expected + words, lambda it: it is None or rule.fits(it))
+    return ValueRule(rule.expected + words, lambda it: it is None or rule.fits(it))
 
 
-TEXT = Rule("a text", lambda it: isinstance(it, str))
-FLAG = Rule("true or false", lambda it: isinstance(it, bool))
-LIST = Rule("a list", lambda it: isinstance(it, list))
-OBJECT = Rule("an object", lambda it: isinstance(it, dict))
+TEXT = ValueRule("a text", lambda it: isinstance(it, str))
+FLAG = ValueRule("true or false", lambda it: isinstance(it, bool))
+LIST = ValueRule("a list", lambda it: isinstance(it, list))
+OBJECT = ValueRule("an object", lambda it: isinstance(it, dict))
 
 
-def has_fields(value: object, rules: Mapping[str, Rule]) -> bool:
+def has_fields(value: object, rules: Mapping[str, ValueRule]) -> bool:
     """Returns whether a value is an object with exactly these fields, each of which fits its rule."""
     if not isinstance(value, dict) or value.keys() != rules.keys():
         return False
@@ -172,7 +172,7 @@ class FileChecks:
     def __init__(self, error: type[GlassloopError]) -> None:
         self._error = error
 
-    def of(self, rule: Rule) -> Check:
+    def of(self, rule: ValueRule) -> Check:
         """Returns a check that a value fits a rule."""
         expected, fits = rule
 
@@ -183,7 +183,7 @@ class FileChecks:
         return check
 
     def must_be(self, expected: str, fits: Callable[[Any], bool]) -> Check:
-        return self.of(Rule(expected, fits))
+        return self.of(ValueRule(expected, fits))
 
     def optional(self, check: Check) -> Check:
         return lambda name, value: None if value is None else check(name, value)

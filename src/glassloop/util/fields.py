@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassloop.errors import GlassloopError, ModelError
-from glassloop.util.check import FLAG, OBJECT, Rule, number_between, or_none, whole_between
+from glassloop.util.check import FLAG, OBJECT, ValueRule, number_between, or_none, whole_between
 from glassloop.util.shown import shown
 
-_POSITIVE = Rule("a positive number", number_between(1e-30, 1e30).fits)  # float32 holds it and its reciprocal
+# float32 holds it and its reciprocal
+_POSITIVE = ValueRule("a positive number", number_between(1e-30, 1e30).fits)
 
 
 class Fields:
@@ -59,7 +60,7 @@ class Fields:
         value = self._checked(key, None, or_none(OBJECT))
         return None if value is None else Fields(f"{self.where}: {key}", value)
 
-    def _checked(self, key: str, default: Any, rule: Rule) -> Any:
+    def _checked(self, key: str, default: Any, rule: ValueRule) -> Any:
         value = self.get(key, default)
         if not rule.fits(value):
             problem = "is missing" if value is None else f"is {shown(value)}"

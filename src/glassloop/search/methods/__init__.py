@@ -14,7 +14,7 @@ from glassloop.search.methods.beam import BeamSearch
 from glassloop.search.methods.best import Best
 from glassloop.search.methods.confidence import Confidence
 from glassloop.search.methods.forcing import Forcing
-from glassloop.search.methods.likelihood import Likelihood
+from glassloop.search.methods.likeliest import Likelihood
 from glassloop.search.methods.options import BuiltInMethod
 from glassloop.search.methods.power import Power
 from glassloop.search.methods.single import Greedy, Single

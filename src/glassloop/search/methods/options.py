@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from glassloop.search.search import Search
-from glassloop.util.check import Rule, number_between, or_none, require, whole_between
+from glassloop.util.check import ValueRule, number_between, or_none, require, whole_between
 from glassloop.util.check import one_of as one_of_rule
 
 MOST_PATHS = 1024
@@ -45,7 +45,7 @@ def number(default: float | None, least: float, most: float, help: str = "") -> 
 
 
 def text(default: str, help: str = "") -> Any:
-    rule = Rule("a text of 1 to 1000 characters", lambda it: isinstance(it, str) and 0 < len(it) <= 1000)
+    rule = ValueRule("a text of 1 to 1000 characters", lambda it: isinstance(it, str) and 0 < len(it) <= 1000)
     return _option(default, rule, help, str)
 
 
@@ -54,7 +54,7 @@ def one_of(*allowed: str, help: str = "") -> Any:
     return _option(allowed[0], one_of_rule(*allowed), help, str)
 
 
-def _option(default: Any, rule: Rule, help: str, kind: type) -> Any:
+def _option(default: Any, rule: ValueRule, help: str, kind: type) -> Any:
     if default is None:
         rule = or_none(rule)
     return field(default=default, metadata={"rule": rule, "help": help, "kind": kind})

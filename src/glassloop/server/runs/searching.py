@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from glassloop.ops.rows import Float64
 from glassloop.record.run import Run
-from glassloop.search.confidence import WINDOW, group_confidences, reached_by, token_confidences
+from glassloop.search.path_confidence import WINDOW, group_confidences, reached_by, token_confidences
 from glassloop.search.record import read_record
 from glassloop.server.errors import ERRORS
 from glassloop.server.runs.routes import Id
