@@ -159,8 +159,8 @@ def decide_all(
     """Scores the proposals of all places in one batch and returns the accepted one of each, if any."""
     requests = [
         each
-        for place, made in zip(places, proposals, strict=True)
-        for each in work.score(place, made, window)
+        for place, proposed in zip(places, proposals, strict=True)
+        for each in work.score(place, proposed, window)
     ]
     olds: list[Run | None] = [None] * len(places)
     if method == "metropolis":  # how likely are the spans to be drawn that are there now?
@@ -171,12 +171,12 @@ def decide_all(
                 olds[number] = request.runs[0]
     work.complete(requests)
     chosen: list[Proposal | None] = []
-    for place, made, old in zip(places, proposals, olds, strict=True):
-        work.note(place, made)
+    for place, proposed, old in zip(places, proposals, olds, strict=True):
+        work.note(place, proposed)
         if method == "metropolis":
-            chosen.append(_by_chain(work, place, made, old, window))
+            chosen.append(_by_chain(work, place, proposed, old, window))
         else:
-            chosen.append(best_by_bits(made))
+            chosen.append(best_by_bits(proposed))
     return chosen
 
 

@@ -52,13 +52,15 @@ def repair_by_surprise(
         if not together:
             continue
         drawn = propose(work, together, sampling, options.candidates, ranked=True)
-        narrow = [_narrow(work, place, made, cuts) for place, made in zip(together, drawn, strict=True)]
+        narrow = [
+            _narrow(work, place, proposed, cuts) for place, proposed in zip(together, drawn, strict=True)
+        ]
         spans = [*together, *(place for place, _ in narrow)]
-        work.score_all(spans, [*drawn, *(made for _, made in narrow)], options.window)
+        work.score_all(spans, [*drawn, *(proposed for _, proposed in narrow)], options.window)
         accepted = []
-        for place, made, (_, shorter) in zip(together, drawn, narrow, strict=True):
+        for place, proposed, (_, shorter) in zip(together, drawn, narrow, strict=True):
             single = next(each for each in worst if each.place.step == place.step)
-            all_of_them = [*single.proposals, *shorter, *made]
+            all_of_them = [*single.proposals, *shorter, *proposed]
             for number, each in enumerate(all_of_them):
                 each.number = number
             best = best_by_gain(all_of_them, options.least_gain)
@@ -97,12 +99,12 @@ def _narrow(
     """Returns the beginnings of the draws for a span as proposals for the beginning of the span."""
     start, end = whole_characters(cuts, place.start, min(place.start + _NARROW, place.end))
     short = replace(place, end=end, tokens=end - start)
-    made: dict[tuple[int, ...], Proposal] = {}
+    shortened: dict[tuple[int, ...], Proposal] = {}
     for each in drawn:
         ids = each.ids[: short.tokens]
-        if short.tokens < place.tokens and (*ids,) not in made:
-            made[(*ids,)] = work.proposal(short, len(made), each.drawn, ids)
-    return short, list(made.values())
+        if short.tokens < place.tokens and (*ids,) not in shortened:
+            shortened[(*ids,)] = work.proposal(short, len(shortened), each.drawn, ids)
+    return short, list(shortened.values())
 
 
 def _moved(settled: set[int], accepted: Sequence[Proposal]) -> set[int]:

@@ -21,8 +21,8 @@ class MethodSpec:
 
     @property
     def n(self) -> int | None:
-        found: int | None = dict(self.options).get("n")
-        return found
+        count: int | None = dict(self.options).get("n")
+        return count
 
 
 def parse_method(text: str) -> MethodSpec:
@@ -52,13 +52,13 @@ def parse_method(text: str) -> MethodSpec:
 def parse_methods(texts: Sequence[str]) -> list[MethodSpec]:
     """Returns the methods of a list of texts. A text may have several: `greedy,vote:8`. A part with an
     equals sign is an option of the method before it."""
-    found: list[str] = []
+    names: list[str] = []
     for text in texts:
         for part in text.split(","):
-            if "=" in part and found:
-                found[-1] += f",{part}"
+            if "=" in part and names:
+                names[-1] += f",{part}"
             elif part.strip():
-                found.append(part.strip())
-    if len(set(found)) < len(found):
-        raise GlassloopError.about("method", f"has {shown(found)}; every method is expected once")
-    return [parse_method(text) for text in found]
+                names.append(part.strip())
+    if len(set(names)) < len(names):
+        raise GlassloopError.about("method", f"has {shown(names)}; every method is expected once")
+    return [parse_method(text) for text in names]

@@ -109,21 +109,21 @@ def outcomes_of(
     record: Record, items: Sequence[TaskItem], methods: Sequence[str]
 ) -> dict[str, dict[str, ItemOutcome]]:
     """Returns the results in a record, by method and item, in the order of the items."""
-    found: dict[str, dict[str, ItemOutcome]] = {}
+    outcomes: dict[str, dict[str, ItemOutcome]] = {}
     for method in methods:
         by_item = {row["item"]: row for row in record.rows if row["method"] == method}
         rows = [by_item[item.id] for item in items if item.id in by_item]
-        found[method] = {
+        outcomes[method] = {
             row["item"]: ItemOutcome(row["correct"], row["tokens"], row["value"], row["paths"])
             for row in rows
         }
-    return found
+    return outcomes
 
 
 def rows_of(record: Record, outcomes: Mapping[str, Mapping[str, ItemOutcome]]) -> list[ReportRow]:
     """Returns the figures of each method."""
-    made = []
+    report_rows = []
     for method, results in outcomes.items():
-        mine = [row for row in record.rows if row["method"] == method and row["item"] in results]
-        made.append(row_of(method, results, seconds_of(mine)))
-    return made
+        method_rows = [row for row in record.rows if row["method"] == method and row["item"] in results]
+        report_rows.append(row_of(method, results, seconds_of(method_rows)))
+    return report_rows

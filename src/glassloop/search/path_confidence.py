@@ -36,10 +36,10 @@ def token_confidences(tokens: Sequence[Token]) -> Float64:
 def group_confidences(confidences: Float64, window: int = WINDOW) -> Float64:
     """Returns the mean of every `window` tokens in a row, or of all if there are fewer; tokens without a
     confidence are left out."""
-    known = confidences[~np.isnan(confidences)]
-    if len(known) <= window:
-        return known.mean(keepdims=True) if len(known) else known
-    sums = np.cumsum(np.concatenate([[0.0], known]))
+    values = confidences[~np.isnan(confidences)]
+    if len(values) <= window:
+        return values.mean(keepdims=True) if len(values) else values
+    sums = np.cumsum(np.concatenate([[0.0], values]))
     return np.asarray((sums[window:] - sums[:-window]) / window)
 
 

@@ -107,7 +107,7 @@ def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
     so."""
     fused = any(isinstance(entry, WeightPart) for entry in family_of(config).layer.values())
     layer = GGUF_FUSED_LAYER if fused else GGUF_LAYER
-    found: dict[str, list[_Weight]] = {}
+    weights_of: dict[str, list[_Weight]] = {}
     for name in config.shapes():  # q, k, v in this order, which is the order of the parts
         stem, _, suffix = name.rpartition(".")
         kind = ""
@@ -117,8 +117,8 @@ def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
             theirs = (entry.name if isinstance(entry, WeightPart) else entry).format(i=index)
         else:
             theirs = GGUF_TOP[stem]
-        found.setdefault(f"{theirs}.{suffix}", []).append(_Weight(name, pairs and kind in ("q", "k")))
-    return found
+        weights_of.setdefault(f"{theirs}.{suffix}", []).append(_Weight(name, pairs and kind in ("q", "k")))
+    return weights_of
 
 
 def _tensor(
@@ -262,15 +262,15 @@ def _tokenizer(files: ModelFiles) -> dict[str, Any]:
     return values
 
 
-def _word_rule(files: ModelFiles, found: Any, ignore_merges: bool) -> str:
+def _word_rule(files: ModelFiles, pre_tokenizer: Any, ignore_merges: bool) -> str:
     """Returns GGUF's name for the rule that a tokenizer.json cuts words with."""
     for name, rule in GGUF_RULES.items():
         built = rule.build().__getstate__()
-        same = json.loads(built if isinstance(built, (str, bytes)) else bytes(built)) == found
+        same = json.loads(built if isinstance(built, (str, bytes)) else bytes(built)) == pre_tokenizer
         if same and rule.ignore_merges == ignore_merges:
             return name
     gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    if isinstance(found, dict) and gpt2.items() <= found.items():
+    if isinstance(pre_tokenizer, dict) and gpt2.items() <= pre_tokenizer.items():
         return "gpt-2"
     raise ModelError(f"{files.path}: GGUF has no name for the way in which this tokenizer cuts words")
 

@@ -61,13 +61,13 @@ class SequenceBatch:
             return None
         place = torch.arange(self.length, device=self.tokens.device)
         back = place[:, None] - place[None, :]  # how far a query looks back for a key
-        seen = torch.ones_like(back, dtype=torch.bool) if self.look_ahead else back >= 0
+        visible = torch.ones_like(back, dtype=torch.bool) if self.look_ahead else back >= 0
         if limited:
-            seen = seen & (back < window)
+            visible = visible & (back < window)
         if self.documents is None:
-            return seen[None, None]
+            return visible[None, None]
         same = self.documents[:, :, None] == self.documents[:, None, :]
-        return (seen[None] & same)[:, None]
+        return (visible[None] & same)[:, None]
 
 
 class TrainedLowRank:
@@ -106,8 +106,8 @@ class TrainOps:
         self._sent: dict[bytes, torch.Tensor] = {}
 
     def host(self, array: torch.Tensor) -> Float32:
-        found: Float32 = array.detach().float().cpu().numpy()
-        return found
+        values: Float32 = array.detach().float().cpu().numpy()
+        return values
 
     def seconds(self, results: object) -> None:
         return None
@@ -144,8 +144,10 @@ class TrainOps:
         return values.to(self.device, self.dtype).requires_grad_()
 
     def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
-        made = [torch.from_numpy(np.array(each.float32())).to(self.device, self.dtype) for each in (down, up)]
-        return LowRank(made[0], made[1], scale)
+        matrices = [
+            torch.from_numpy(np.array(each.float32())).to(self.device, self.dtype) for each in (down, up)
+        ]
+        return LowRank(matrices[0], matrices[1], scale)
 
     def adapt(
         self,
@@ -306,8 +308,8 @@ def _flash_attention(
         window_size_left=limit,
         window_size_right=None if limit is None or packed.look_ahead else 0,
     )[0]
-    found: torch.Tensor = mixed.reshape(len(q), -1)
-    return found
+    rows: torch.Tensor = mixed.reshape(len(q), -1)
+    return rows
 
 
 def _capped_attention(

@@ -90,11 +90,11 @@ def load_subject(config: TrainConfig, folder: Path, report: Report) -> Subject:
             raise TrainError.about(
                 "length", f"is {config.length}; the context of the model is {model.config.context}"
             )
-        made, weights, named = model.config, model.weights, fingerprint(model.path)
+        model_config, weights, named = model.config, model.weights, fingerprint(model.path)
     else:
-        made = new_config(config, ready.vocab_size)
-        weights, named = first_weights(made, config.seed), "new"
-    return Subject(made, weights, named, tokenizer, written, ready, training, held, validation)
+        model_config = new_config(config, ready.vocab_size)
+        weights, named = first_weights(model_config, config.seed), "new"
+    return Subject(model_config, weights, named, tokenizer, written, ready, training, held, validation)
 
 
 def prepare_data(config: TrainConfig, folder: Path, report: Report) -> Path:

@@ -315,8 +315,8 @@ class Trainer:
         tokenizer = self.subject.tokenizer
         if tokenizer is None or not self.config.probe:
             return {}
-        found = {word: tokenizer.encode(word, add_special=False) for word in self.config.probe}
-        return {word: ids[0] for word, ids in found.items() if ids}
+        ids_of = {word: tokenizer.encode(word, add_special=False) for word in self.config.probe}
+        return {word: ids[0] for word, ids in ids_of.items() if ids}
 
     def _probe(self) -> None:
         """Records what the model knows of words and of the ends of texts."""
@@ -387,11 +387,11 @@ class Trainer:
         return True
 
     def _resume(self) -> None:
-        found, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
+        checkpoint, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
         for problem in problems:
             ProgressBar(1, 0).say(f"{problem}; an older one is used")
-        if found is not None:
-            self.state, arrays = found
+        if checkpoint is not None:
+            self.state, arrays = checkpoint
             self._set(arrays)
 
     def _set(self, arrays: Arrays) -> None:

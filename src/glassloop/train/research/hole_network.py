@@ -147,16 +147,16 @@ class _Compiled:
         self._sublayer = sublayer
 
     def forward(self, x: Two, step: ForwardStep) -> Two:
-        found: Two = _compiled_forward()(self._sublayer, x, step)
-        return found
+        output: Two = _compiled_forward()(self._sublayer, x, step)
+        return output
 
 
 def _forward(sublayer: Sublayer, x: Two, step: ForwardStep) -> Two:
-    found: Two = sublayer.forward(x, step)
-    return found
+    output: Two = sublayer.forward(x, step)
+    return output
 
 
 @cache
 def _compiled_forward() -> Callable[[Sublayer, Two, ForwardStep], Two]:
-    found: Callable[[Sublayer, Two, ForwardStep], Two] = torch.compile(_forward, dynamic=False)
-    return found
+    compiled: Callable[[Sublayer, Two, ForwardStep], Two] = torch.compile(_forward, dynamic=False)
+    return compiled
