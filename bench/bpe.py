@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from bench.machine import describe
-from glassloop.train.tokenizer import train_bpe
+from glassloop.train.new_tokenizer import train_bpe
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from bench.machine import describe
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
-from glassloop.train.drafter import Documents, DrafterTrainer, DrafterTraining, Target
-from glassloop.train.tokens import TokenFiles
+from glassloop.train.research.drafter_training import Documents, DrafterTrainer, DrafterTraining, Target
+from glassloop.train.token_files import TokenFiles
 
 
 def main() -> None:

@@ -22,11 +22,17 @@ import torch
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
 from glassloop.train.config import TrainConfig, config_text
-from glassloop.train.exposure import Exposure, exposure_svg, exposure_text, load_network, measure_exposure
 from glassloop.train.network import Network
-from glassloop.train.prompts import spread_prompts
-from glassloop.train.sample import after_end, sample_batch
-from glassloop.train.tokens import TokenFiles, TokenWriter
+from glassloop.train.research.data_prompts import spread_prompts
+from glassloop.train.research.exposure import (
+    Exposure,
+    exposure_svg,
+    exposure_text,
+    load_network,
+    measure_exposure,
+)
+from glassloop.train.sample_text import after_end, sample_batch
+from glassloop.train.token_files import TokenFiles, TokenWriter
 from glassloop.train.train import train
 from glassloop.util.files import write_text
 

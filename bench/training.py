@@ -31,11 +31,11 @@ from glassloop.train.config import TrainConfig
 from glassloop.train.machine import cores, set_up
 from glassloop.train.network import Network
 from glassloop.train.new_model import new_config
-from glassloop.train.progress import TrainingProgress
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.subject import Subject
-from glassloop.train.tokens import TokenFiles, TokenWriter
+from glassloop.train.token_files import TokenFiles, TokenWriter
 from glassloop.train.trainer import Trainer
+from glassloop.util.progress import ProgressBar
 
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16 operations per second
 
@@ -117,7 +117,7 @@ def trainer(shape: Shape, document: int, **settings: Any) -> Iterator[Trainer]:
             network,
             RunFolder(Path(folder)),
             {},
-            progress=TrainingProgress(config.steps, 0, quiet=True),
+            progress=ProgressBar(config.steps, 0, quiet=True),
         )
 
 

@@ -24,7 +24,8 @@ import numpy as np
 from bench.diffusion.data import finish, load, options_of
 from bench.editing.data import Results, paragraphs
 from glassloop import LLM, Sampling
-from glassloop.edit.proposal import EditWork, bits
+from glassloop.edit.proposal import bits
+from glassloop.edit.work import EditWork
 
 PROMPT, LENGTH = 32, 64
 LEFT = {"left to right, T 0.6": 0.6, "left to right, T 0.8": 0.8, "left to right, T 1.0": 1.0}

@@ -21,9 +21,9 @@ from bench.editing.data import Results, paired, paragraphs
 from bench.editing.planted import FIRST, auroc, spoil
 from glassloop import LLM
 from glassloop.edit.masks import masked_bits
-from glassloop.edit.mistakes import evidence
-from glassloop.edit.proposal import EditWork
-from glassloop.edit.surprise import left_bits
+from glassloop.edit.repair_by_masks import evidence
+from glassloop.edit.repair_by_surprise import left_bits
+from glassloop.edit.work import EditWork
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from bench.editing.data import BOOKS, Results, add_spread, paired, paragraphs, part_of, repetition
 from glassloop import LLM, Sampling
 from glassloop.edit.infill import infill
-from glassloop.edit.proposal import EditWork, bits
+from glassloop.edit.proposal import bits
+from glassloop.edit.work import EditWork
 
 HOLE, AFTER, CANDIDATES = 12, 32, 16
 TEMPERATURE = 0.8

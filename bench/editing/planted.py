@@ -18,9 +18,9 @@ import numpy as np
 
 from bench.editing.data import BOOKS, Results, add_spread, paired, paragraphs, part_of
 from glassloop import LLM, Sampling
-from glassloop.edit.proposal import EditWork
 from glassloop.edit.repair import repair
-from glassloop.edit.surprise import measure
+from glassloop.edit.repair_by_surprise import measure
+from glassloop.edit.work import EditWork
 
 LENGTH, FIRST, SHARE = 120, 8, 0.1  # tokens of a text, the first that may be wrong, how many are
 RANKS = (5, 50)

@@ -19,8 +19,8 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.packed import take_apart
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
 
 _MARGINS = (0.01, 0.1, 0.5)  # of the likeliest logit above the next one
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -20,11 +20,11 @@ from bench.thinking.grammars import sampling_options
 from glassloop import LLM, Sampling
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.analyse import ItemOutcome, Samples
-from glassloop.evaluate.find import find_task
-from glassloop.evaluate.methods import parse_methods
+from glassloop.evaluate.evaluation_task import TaskItem
+from glassloop.evaluate.find_task import find_task
+from glassloop.evaluate.method_spec import parse_methods
 from glassloop.evaluate.record import Record, read
 from glassloop.evaluate.report import figures_of, row_of
-from glassloop.evaluate.task import TaskItem
 from glassloop.model.registry import DEFAULT_MODEL
 from glassloop.search.verify.ifeval import IFEval
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from glassloop.record.store.store import Store as Store
     from glassloop.record.token import Token as Token
     from glassloop.search.budget import Budget as Budget
-    from glassloop.search.own import search_method as search_method
-    from glassloop.search.own import verifier as verifier
+    from glassloop.search.decorators import search_method as search_method
+    from glassloop.search.decorators import verifier as verifier
     from glassloop.search.search import Search as Search
     from glassloop.search.solution import Solution as Solution
     from glassloop.search.verdict import Verdict as Verdict
@@ -51,8 +51,8 @@ _HOMES = {
     "Token": "glassloop.record.token",
     "Budget": "glassloop.search.budget",
     "Search": "glassloop.search.search",
-    "search_method": "glassloop.search.own",
-    "verifier": "glassloop.search.own",
+    "search_method": "glassloop.search.decorators",
+    "verifier": "glassloop.search.decorators",
     "Solution": "glassloop.search.solution",
     "Verdict": "glassloop.search.verdict",
     "TakenBack": "glassloop.record.run",

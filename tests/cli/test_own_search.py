@@ -10,8 +10,8 @@ import pytest
 from cli.terminal import run
 
 from glassloop import GlassloopError, load_plugin, search_method, verifier
+from glassloop.search.decorators import OWN_METHODS, OWN_VERIFIERS
 from glassloop.search.methods import make_method
-from glassloop.search.own import OWN_METHODS, OWN_VERIFIERS
 from glassloop.search.verify import find_verifier
 
 PAGE = (Path(__file__).parents[2] / "docs" / "thinking.md").read_text(encoding="utf-8")

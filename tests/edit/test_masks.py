@@ -16,9 +16,9 @@ from glassloop import GlassloopError, Sampling, TraceError
 from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.masks import masked_bits
-from glassloop.edit.proposal import EditWork
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
+from glassloop.edit.work import EditWork
 from glassloop.engine.tasks.masked import MaskedRow, Pass
 from glassloop.record.format.glass_file import from_bytes, to_bytes
 from glassloop.record.origin import ByMasks

@@ -13,7 +13,7 @@ from engine.random_runs import small_llm
 from engine.small import EOS, naive
 
 from glassloop import GlassloopError, Sampling
-from glassloop.edit.accept import ended, logprob, suffix_ratio
+from glassloop.edit.acceptance import ended, logprob, suffix_ratio
 from glassloop.edit.power import sharpen, sharpen_all
 from glassloop.edit.record import Edit
 from glassloop.errors import TraceError

@@ -13,11 +13,11 @@ from edit.toy import LETTERS
 from engine.random_runs import small_llm
 
 from glassloop import GlassloopError, Sampling
-from glassloop.edit.proposal import EditWork
 from glassloop.edit.record import Edit
 from glassloop.edit.repair import repair
+from glassloop.edit.repair_by_surprise import measure
 from glassloop.edit.spans import borders
-from glassloop.edit.surprise import measure
+from glassloop.edit.work import EditWork
 
 TEXT = "the quick brown fox jumps over it"
 DRAWN = Sampling(seed=1, temperature=1.0, allowed_token_ids=tuple(range(97, 123)))

@@ -12,12 +12,12 @@ from glassloop import LLM, Sampling, Verdict
 from glassloop.decode.luck import list_seed
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.analyse import Playback, Samples
-from glassloop.evaluate.draw import Plan, draw, pack, unpack
 from glassloop.evaluate.evaluation import Evaluation, evaluate
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
 from glassloop.evaluate.figures import figures_of_samples
-from glassloop.evaluate.methods import parse_method, parse_methods
+from glassloop.evaluate.method_spec import parse_method, parse_methods
 from glassloop.evaluate.record import Record, RecordError, read
-from glassloop.evaluate.task import EvaluationTask, TaskItem
+from glassloop.evaluate.samples import Plan, draw, pack, unpack
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import Path as Path_
 from glassloop.search.solve import solve

@@ -16,9 +16,9 @@ from glassloop import LLM
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.__main__ import main
 from glassloop.evaluate.evaluation import Evaluation, evaluate
-from glassloop.evaluate.find import find_task
+from glassloop.evaluate.evaluation_task import EvaluationTask
+from glassloop.evaluate.find_task import find_task
 from glassloop.evaluate.record import read
-from glassloop.evaluate.task import EvaluationTask
 from glassloop.search.verify import sandbox
 from glassloop.search.verify.likelihood import encode_pair, judged_by, likelihood, score_each
 

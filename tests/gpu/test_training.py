@@ -16,10 +16,10 @@ if not torch.cuda.is_available():
 from glassloop.train.batches import document_cuts  # noqa: E402
 from glassloop.train.checkpoint import read_checkpoint  # noqa: E402
 from glassloop.train.config import TrainConfig, TrainError  # noqa: E402
+from glassloop.train.gradient_ops import SequenceBatch  # noqa: E402
 from glassloop.train.network import Network  # noqa: E402
 from glassloop.train.new_model import first_weights, new_config  # noqa: E402
-from glassloop.train.ops import SequenceBatch  # noqa: E402
-from glassloop.train.tokens import TokenWriter  # noqa: E402
+from glassloop.train.token_files import TokenWriter  # noqa: E402
 from glassloop.train.train import resume, train  # noqa: E402
 
 

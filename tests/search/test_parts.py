@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from glassloop import GlassloopError, Sampling, Solution, TraceError, Verdict
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.search.confidence import likelihood, lowest_group, token_confidences
 from glassloop.search.methods import METHODS, make_method
-from glassloop.search.record import from_runs, read_record
-from glassloop.search.solution import Path
+from glassloop.search.path_confidence import likelihood, lowest_group, token_confidences
+from glassloop.search.record import read_record
+from glassloop.search.solution import Path, from_runs
 from glassloop.search.verdict import verdict_of
 from glassloop.search.voting import consensus, elect, voters, votes_of
 

@@ -25,8 +25,8 @@ from glassloop.train.config import (
     need_torch,
     read_config,
 )
+from glassloop.train.optimizer import learning_rate
 from glassloop.train.presets import PRESETS, fitted
-from glassloop.train.schedule import learning_rate
 
 
 def _run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:

@@ -8,9 +8,9 @@ import torch
 from train.small import tiny_run
 
 from glassloop.train import network as module
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network, _group_size
 from glassloop.train.new_model import first_weights, new_config
-from glassloop.train.ops import SequenceBatch
 
 
 def test_compiled_layers_have_the_same_gradients_and_share_their_code(monkeypatch):

@@ -17,12 +17,20 @@ from train.small import TEXT
 
 from glassloop.text.alphabet import BYTE_CHARACTERS, to_alphabet
 from glassloop.text.tokenizer import Tokenizer
-from glassloop.train.batches import IGNORED, Batches, Cursor, Epoch, document_cuts, split_validation, stack
-from glassloop.train.order import order
+from glassloop.train.batches import (
+    IGNORED,
+    Batches,
+    Cursor,
+    Epoch,
+    document_cuts,
+    order,
+    split_validation,
+    stack,
+)
+from glassloop.train.new_tokenizer import END, train_bpe, train_characters
 from glassloop.train.prepare import prepare_tokens
 from glassloop.train.sources import find_files, read_documents
-from glassloop.train.tokenizer import END, train_bpe, train_characters
-from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
+from glassloop.train.token_files import DataError, TokenFiles, TokenWriter
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -10,8 +10,8 @@ from train.small import text_file, tiny_run
 from glassloop.model.loader import ModelFiles
 from glassloop.train.config import TrainError
 from glassloop.train.curves import read_points
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
 from glassloop.train.train import train
 
 

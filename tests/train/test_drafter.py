@@ -21,10 +21,10 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.drafting import ChainRequest
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.tensor import Tensor
-from glassloop.train import drafter
 from glassloop.train.commands import main
-from glassloop.train.drafter import Documents, DrafterTrainer, DrafterTraining, Target, pad
-from glassloop.train.self_text import (
+from glassloop.train.research import drafter_training as drafter
+from glassloop.train.research.drafter_training import Documents, DrafterTrainer, DrafterTraining, Target, pad
+from glassloop.train.research.self_text import (
     ChatFrame,
     TextWriter,
     first_repetition,
@@ -32,7 +32,7 @@ from glassloop.train.self_text import (
     read_questions,
     write_text,
 )
-from glassloop.train.tokens import DataError, TokenFiles
+from glassloop.train.token_files import DataError, TokenFiles
 from glassloop.train.train import train
 
 FRAME = ChatFrame(list(b"Q: "), [EOS, *b" A: "])

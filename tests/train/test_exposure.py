@@ -13,10 +13,10 @@ from train.small import text_file, tiny_run
 from glassloop.train.commands import main
 from glassloop.train.config import TrainError
 from glassloop.train.curves import read_points
-from glassloop.train.exposure import exposure_svg, exposure_text, load_network, measure_exposure
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.prompts import data_prompts
-from glassloop.train.sample import after_end, sample_batch
+from glassloop.train.gradient_ops import SequenceBatch
+from glassloop.train.research.data_prompts import data_prompts
+from glassloop.train.research.exposure import exposure_svg, exposure_text, load_network, measure_exposure
+from glassloop.train.sample_text import after_end, sample_batch
 from glassloop.train.train import resume, train
 
 

@@ -13,10 +13,10 @@ from glassloop.model.cache import Branches
 from glassloop.model.config_hf import config_from_json
 from glassloop.model.loader import ModelFiles
 from glassloop.ops.reference import ReferenceOps
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.hf_layout import hf_config, hf_tensors
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.sample import GrowingText, sample_tokens
+from glassloop.train.sample_text import GrowingText, sample_tokens
 
 LENGTH = 21
 

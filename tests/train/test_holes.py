@@ -22,18 +22,18 @@ from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
-from glassloop.train import hole_network
 from glassloop.train.adapter_file import write_adapter_file
 from glassloop.train.checkpoint import newest_checkpoint
 from glassloop.train.commands import main
 from glassloop.train.config import TrainError
-from glassloop.train.export import write_model_folder
-from glassloop.train.hole_network import HoleNetwork
-from glassloop.train.holes import HolesConfig, Texts, make_layout, train_holes
-from glassloop.train.masking import Layout, blocks, holes, masked_at, span_order
+from glassloop.train.gradient_ops import SequenceBatch
+from glassloop.train.model_folder import write_model_folder
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.tokens import TokenFiles, TokenWriter
+from glassloop.train.research import hole_network
+from glassloop.train.research.hole_network import HoleNetwork
+from glassloop.train.research.hole_training import HolesConfig, Texts, make_layout, train_holes
+from glassloop.train.research.masking import Layout, blocks, holes, masked_at, span_order
+from glassloop.train.token_files import TokenFiles, TokenWriter
 
 CONFIG = replace(model().config, family="llama")
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")

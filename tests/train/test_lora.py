@@ -20,8 +20,8 @@ from glassloop.train.config import TrainError
 from glassloop.train.convert import export
 from glassloop.train.curves import read_points
 from glassloop.train.lora import target_names
-from glassloop.train.schedule import learning_rate
-from glassloop.train.tokens import TokenFiles
+from glassloop.train.optimizer import learning_rate
+from glassloop.train.token_files import TokenFiles
 from glassloop.train.train import train
 
 

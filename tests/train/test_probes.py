@@ -13,7 +13,7 @@ from glassloop.train.commands import main
 from glassloop.train.config import TrainError
 from glassloop.train.network import Network
 from glassloop.train.probes import neighbours
-from glassloop.train.show import history
+from glassloop.train.run_history import history
 from glassloop.train.train import train
 
 

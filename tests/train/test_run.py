@@ -23,9 +23,9 @@ from glassloop.train import trainer as trainer_module
 from glassloop.train.checkpoint import State, read_checkpoint
 from glassloop.train.config import TrainError, TrainingInterrupted, config_text
 from glassloop.train.curves import read_points
-from glassloop.train.progress import TrainingProgress
 from glassloop.train.train import Trained, resume, train
 from glassloop.util.files import sha256_of
+from glassloop.util.progress import ProgressBar
 
 
 class _Killed(Exception):
@@ -171,7 +171,7 @@ def test_a_run_says_its_plan_and_what_it_does(data, tmp_path, capfd):
 
 def test_what_takes_long_is_said(capfd):
     seen: list[str] = []
-    with TrainingProgress(3, 0) as progress:
+    with ProgressBar(3, 0) as progress:
         progress.now("reading")
         wait_until(lambda: seen.append(capfd.readouterr().err) or "reading, 0:0" in seen[-1])
 
@@ -287,8 +287,8 @@ def test_early_stop_keeps_the_best_weights(data, tmp_path):
 
 def test_token_files_are_trained_on_without_a_tokenizer(data, tmp_path, monkeypatch):
     from glassloop.text.tokenizer import Tokenizer
+    from glassloop.train.new_tokenizer import train_characters
     from glassloop.train.prepare import prepare_tokens
-    from glassloop.train.tokenizer import train_characters
 
     tokenizer = Tokenizer.from_json_folder(train_characters([data], tmp_path / "words"))
     files = {name: text.encode() for name, text in tokenizer.json_files().items()}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from train.small import text_file, tiny_run
 
 from glassloop.train.config import TrainError
-from glassloop.train.scaling import Law, TrainedSize, fit
-from glassloop.train.sweep import Size, head_width, larger, sweep, sweep_text
+from glassloop.train.research.scaling import Law, TrainedSize, fit
+from glassloop.train.research.sweep import Size, head_width, larger, sweep, sweep_text
 
 _SIZES, _BUDGETS = (2e4, 6e4, 1.5e5, 4.4e5), (5e4, 1e5, 2e5, 4e5)
 
@@ -92,7 +92,7 @@ def test_a_sweep_predicts_before_it_runs_and_goes_on_where_it_was(tmp_path, monk
     ElementTree.parse(tmp_path / "sweep" / "sweep.svg")
 
     made = []
-    from glassloop.train import sweep as module
+    from glassloop.train.research import sweep as module
 
     real = module.train
     monkeypatch.setattr(module, "train", lambda c, f, **k: made.append(f.name) or real(c, f, **k))

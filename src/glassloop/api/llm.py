@@ -32,13 +32,13 @@ from glassloop.util.shown import shown
 if TYPE_CHECKING:
     from glassloop.decode.diffusion import Diffusion
     from glassloop.decode.explain import Explanation
-    from glassloop.edit.record import Edit
-    from glassloop.edit.repair import Check
+    from glassloop.edit.record import Edit, Replay
+    from glassloop.edit.repair_by_check import Check
     from glassloop.engine.lens import Lenses
     from glassloop.record.passes import PassRecord
     from glassloop.record.store.store import Store
     from glassloop.record.verdict import ReplayVerdict
-    from glassloop.search.solution import Solution
+    from glassloop.search.solution import Replayed, Solution
 
 
 class LLM(LocalModel):
@@ -232,6 +232,12 @@ class LLM(LocalModel):
 
         return solve(self, question, method=method, **options)
 
+    def replay_search(self, solution: Solution, **options: Any) -> Replayed:
+        """Makes a recorded search again and compares: what `Solution.replay` does."""
+        from glassloop.search.replay import replay
+
+        return replay(self, solution, **options)
+
     def diffuse(
         self,
         prompt: Prompt,
@@ -317,6 +323,12 @@ class LLM(LocalModel):
         from glassloop.edit.power import sharpen
 
         return sharpen(self, prompt, alpha, **options)
+
+    def replay_edit(self, edit: Edit, *, check: Any = None, deadline: Deadline | None = None) -> Replay:
+        """Makes a recorded edit again and compares: what `Edit.replay` does."""
+        from glassloop.edit.replay import replay
+
+        return replay(edit, self, check, deadline)
 
     @cached_property
     def lens(self) -> Lenses:

@@ -63,7 +63,7 @@ class EvaluationFlags(Flags, group=INPUT):
         """Returns what to evaluate with these options of `Sampling`. Raises for what is wrong, before a model
         is loaded."""
         from glassloop.evaluate.evaluation import Evaluation
-        from glassloop.evaluate.find import find_task
+        from glassloop.evaluate.find_task import find_task
 
         seed = sampling.pop("seed", 0)
         max_tokens = sampling.pop("max_tokens", None)

@@ -14,11 +14,11 @@ from glassloop.cli.arguments import read_text
 from glassloop.cli.help import App
 from glassloop.cli.naming import find_place, number_in
 from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops
-from glassloop.cli.picture import GridCell, grid, save
 from glassloop.cli.run_model import model_of
 from glassloop.cli.stored_runs import complete_run, find_runs, names_run
 from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
 from glassloop.errors import GlassloopError
+from glassloop.util.chart import GridCell, grid, save_svg
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
@@ -71,7 +71,7 @@ def attention(
     if layer is not None:
         attended.layer(layer)  # raises before anything is written
     if picture is not None:
-        save(_draw_attention(attended, layer), picture)
+        save_svg(_draw_attention(attended, layer), picture)
     if as_json:
         print_json(attended.to_dict(layer))
     elif layer is None:
@@ -98,7 +98,7 @@ def layers(
     text, llm = _open(source, model, ops, as_text)
     by_layer = llm.lens.layers(text, _place(llm, text, token, in_prompt), count)
     if picture is not None:
-        save(_draw_layers(by_layer), picture)
+        save_svg(_draw_layers(by_layer), picture)
     if as_json:
         print_json(by_layer.to_dict())
     else:
@@ -122,7 +122,7 @@ def neighbours(
     """Show the tokens with the most similar embeddings (cosine, over the whole vocabulary)."""
     nearest = loading.load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
     if picture is not None:
-        save(_draw_neighbours(nearest), picture)
+        save_svg(_draw_neighbours(nearest), picture)
     if as_json:
         print_json(nearest.to_dict())
     else:

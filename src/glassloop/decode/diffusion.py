@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from typing import Any, Literal, get_args
 
 from glassloop.errors import SamplingError
+from glassloop.util.check import number_between, one_of, or_none, require, whole_between
 from glassloop.util.shown import shown
 
 Order = Literal["confidence", "entropy", "left", "random"]
@@ -36,19 +36,8 @@ class Diffusion:
     revise_by: ReviseBy = "confidence"
 
     def __post_init__(self) -> None:
-        _whole("block", self.block, 1, MOST_BLOCK)
-        if self.passes is not None:
-            _whole("passes", self.passes, 1, MOST_PASSES)
-        if self.most is not None:
-            _whole("most", self.most, 1, MOST_BLOCK)
-        if self.threshold is not None:
-            _number("threshold", self.threshold, 0.0, 1.0)
-        if self.entropy is not None:
-            _number("entropy", self.entropy, 0.0, 1e6)
-        _whole("revise", self.revise, 0, MOST_REVISIONS)
-        _number("retake", self.retake, 0.0, 1.0)
-        _one_of("order", self.order, get_args(Order))
-        _one_of("revise_by", self.revise_by, get_args(ReviseBy))
+        for name, rule in _RULES.items():
+            require(f"diffusion.{name}", getattr(self, name), rule, SamplingError)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,28 +55,21 @@ class Diffusion:
             raise SamplingError(
                 f"diffusion is {shown(values)}; {expected} is expected", field="diffusion", expected=expected
             )
-        known = [field.name for field in fields(Diffusion)]
+        names = [field.name for field in fields(Diffusion)]
         for name in values:
-            if name not in known:
-                raise SamplingError.about(f"diffusion.{name}", f"is unknown; {', '.join(known)} are known")
+            if name not in names:
+                raise SamplingError.about(f"diffusion.{name}", f"is unknown; {', '.join(names)} are known")
         return Diffusion(**values)
 
 
-def _whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise _wrong(name, value, f"a whole number from {least} to {most}")
-
-
-def _number(name: str, value: object, least: float, most: float) -> None:
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-    if not right or not least <= value <= most:  # type: ignore[operator]
-        raise _wrong(name, value, f"a number from {least:g} to {most:g}")
-
-
-def _one_of(name: str, value: object, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise _wrong(name, value, f"one of {', '.join(names)}")
-
-
-def _wrong(name: str, value: object, expected: str) -> SamplingError:
-    return SamplingError.about(f"diffusion.{name}", f"is {shown(value)}; {expected} is expected")
+_RULES = {  # in the order in which errors are looked for
+    "block": whole_between(1, MOST_BLOCK),
+    "passes": or_none(whole_between(1, MOST_PASSES)),
+    "most": or_none(whole_between(1, MOST_BLOCK)),
+    "threshold": or_none(number_between(0.0, 1.0)),
+    "entropy": or_none(number_between(0.0, 1e6)),
+    "revise": whole_between(0, MOST_REVISIONS),
+    "retake": number_between(0.0, 1.0),
+    "order": one_of(*get_args(Order)),
+    "revise_by": one_of(*get_args(ReviseBy)),
+}

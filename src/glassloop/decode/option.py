@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from math import isfinite
-from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from glassloop.decode.diffusion import Diffusion
 from glassloop.errors import SamplingError
+from glassloop.util.check import is_number, is_whole
 from glassloop.util.shown import shown
 
 Check = Callable[[str, Any], Any]  # (name, value) → the value in its normal form
@@ -67,7 +66,7 @@ def whole(default: int | None, low: int, high: int = MOST, *, help: str) -> Any:
     def check(name: str, value: Any) -> int | None:
         if value is None and default is None:
             return None
-        if not _is_whole(value) or not low <= value <= high:
+        if not is_whole(value) or not low <= value <= high:
             raise wrong(name, value, allowed)
         return int(value)
 
@@ -171,9 +170,9 @@ def _scalar(name: str, value: Any) -> Scalar:
         return value
     if isinstance(value, str):
         return check_text(name, value) if value else value
-    if _is_whole(value) and abs(value) < 1 << 63:
+    if is_whole(value) and abs(value) < 1 << 63:
         return int(value)
-    if is_number(value) and not _is_whole(value):
+    if is_number(value) and not is_whole(value):
         return float(value)
     raise wrong(name, value, "a finite number, a text, True, False, None, or a list of these")
 
@@ -265,22 +264,8 @@ def hint(name: str, known: Iterable[str], what: str) -> str:
     return f"did you mean {close[0]}?" if close else f"the {what} are {', '.join(known)}"
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Returns whether a value is a finite number. A Boolean is none."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
-    try:
-        return isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def _is_id(value: object) -> TypeGuard[int]:
-    return _is_whole(value) and 0 <= value < 1 << 31
+    return is_whole(value) and 0 <= value < 1 << 31
 
 
 _LONGEST_NAME = 80  # characters for which a similar name is looked up

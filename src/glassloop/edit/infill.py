@@ -10,18 +10,20 @@ from glassloop.decode.defaults import check_sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import INFILL, INFILL_MASKS, REWRITE, TaskKind
-from glassloop.edit.accept import best_by_bits, chain
+from glassloop.edit.acceptance import best_by_bits, span_chain
 from glassloop.edit.characters import widen
 from glassloop.edit.masks import check_masks, check_proposer, options_of
-from glassloop.edit.proposal import EditWork, Place, Proposal
+from glassloop.edit.proposal import MOST_CANDIDATES, MOST_SPANS, MOST_TOKENS, Place, Proposal
 from glassloop.edit.record import Edit
+from glassloop.edit.span_draws import propose
 from glassloop.edit.spans import Characters, apart, apply, check_span, fixed_prompt
+from glassloop.edit.work import EditWork
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request import Request, draw_seed
 from glassloop.errors import GlassloopError, SamplingError
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.util.check import check_count, check_text
+from glassloop.util.check import check_count, check_one_of, check_text
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
 
 METHODS = ("rerank", "metropolis")
 HOLES = "holes"  # a method of `infill` only: masks propose, and "rerank" takes the best
-MOST_CANDIDATES = 256
-MOST_TOKENS = 1024  # of a replacement
-MOST_SPANS = 64
 WINDOW = 32  # tokens after a span whose surprise counts
 DRAWN = Sampling(temperature=0.8)  # how replacements are drawn by default
 
@@ -64,7 +63,7 @@ def infill(
     """
     check_text("before", before)
     check_text("after", after)
-    _check_method(method, (*METHODS, HOLES))
+    check_one_of("method", method, (*METHODS, HOLES))
     if method == HOLES:
         check_masks(llm, "method", HOLES)
         proposer, method = "diffusion", "rerank"
@@ -79,7 +78,7 @@ def infill(
     draft = work.text(prompt, [])
     place = Place(draft, 0, 0, tokens, 0, tuple(following))
     ranked = method == "rerank"
-    (proposals,) = work.propose([place], sampling, candidates, ranked=ranked, diffusion=filling)
+    (proposals,) = propose(work, [place], sampling, candidates, ranked=ranked, diffusion=filling)
     best = decide_all(work, [place], [proposals], sampling, method, window)[0]
     if best is None:
         problem = f"none of {candidates} candidates fits: {proposals[0].refusal}"
@@ -90,9 +89,7 @@ def infill(
         given |= {"proposer": proposer, "diffusion": filling.to_dict()}
     span = (len(before), len(before) + len(best.text))
     text = before + best.text + after
-    return Edit.of(
-        work, "infill", prompt, draft, run, proposals, given, span, before=before + after, text=text
-    )
+    return Edit.of(work, "infill", draft, run, proposals, given, span, (before + after, text))
 
 
 def rewrite(
@@ -114,7 +111,7 @@ def rewrite(
     `window` tokens are between them, the others after them.
     """
     check_text("text", text)
-    _check_method(method, METHODS)
+    check_one_of("method", method, METHODS)
     length = 1 if tokens is None else tokens
     work = _begin(llm, REWRITE, length, candidates, method, window, sampling, deadline)
     sampling = sampling or DRAWN
@@ -132,11 +129,11 @@ def rewrite(
             length = tokens or max(1, len(pieces[number]))
             places[number] = Place(current, starts[number], end, length, step + order)
         together = apart(list(places.values()), len(draft.tokens) if window is None else window)
-        made = work.propose(together, sampling, candidates, ranked=method == "rerank")
-        for place, each in zip(together, made, strict=True):
+        drawn = propose(work, together, sampling, candidates, ranked=method == "rerank")
+        for place, each in zip(together, drawn, strict=True):
             _refuse_the_same(place, each, method)
-        chosen = decide_all(work, together, made, sampling, method, window)
-        proposals += [proposal for each in made for proposal in each]
+        chosen = decide_all(work, together, drawn, sampling, method, window)
+        proposals += [proposal for each in drawn for proposal in each]
         step += len(left)
         for number in [number for number in left if places[number] in together]:
             best = chosen[together.index(places[number])]
@@ -148,7 +145,7 @@ def rewrite(
             current = apply(work, current.token_ids, accepted)
     given = {"text": text, "spans": wanted, **_options(tokens, candidates, method, window, sampling)}
     final, span = _final(work, text, wanted, pieces)
-    return Edit.of(work, "rewrite", prompt, draft, current, proposals, given, span, before=text, text=final)
+    return Edit.of(work, "rewrite", draft, current, proposals, given, span, (text, final))
 
 
 def decide_all(
@@ -158,13 +155,12 @@ def decide_all(
     sampling: Sampling,
     method: str,
     window: int | None,
-    least_gain: float | None = None,
 ) -> list[Proposal | None]:
     """Scores the proposals of all places in one batch and returns the accepted one of each, if any."""
     requests = [
         each
-        for place, made in zip(places, proposals, strict=True)
-        for each in work.score(place, made, window)
+        for place, proposed in zip(places, proposals, strict=True)
+        for each in work.score(place, proposed, window)
     ]
     olds: list[Run | None] = [None] * len(places)
     if method == "metropolis":  # how likely are the spans to be drawn that are there now?
@@ -175,12 +171,12 @@ def decide_all(
                 olds[number] = request.runs[0]
     work.complete(requests)
     chosen: list[Proposal | None] = []
-    for place, made, old in zip(places, proposals, olds, strict=True):
-        work.note(place, made)
+    for place, proposed, old in zip(places, proposals, olds, strict=True):
+        work.note(place, proposed)
         if method == "metropolis":
-            chosen.append(_by_chain(work, place, made, old, window))
+            chosen.append(_by_chain(work, place, proposed, old, window))
         else:
-            chosen.append(best_by_bits(made, least_gain))
+            chosen.append(best_by_bits(proposed))
     return chosen
 
 
@@ -189,12 +185,12 @@ def _by_chain(
 ) -> Proposal | None:
     if old is not None:
         scored = place.run.tokens[place.start :] if window is None else _near(place, window)
-        return chain(proposals, scored, old.tokens, work.dice, 1.0)
+        return span_chain(proposals, scored, old.tokens, work.luck)
     first = next((each for each in proposals if each.run is not None), None)
     if first is None:
         return None
     first.accepted, first.why = True, "the chain begins with it"
-    return chain(proposals, [], [], work.dice, 1.0, first)
+    return span_chain(proposals, [], [], work.luck, first)
 
 
 def _near(place: Place, window: int) -> list[Token]:
@@ -216,12 +212,6 @@ def _refuse_the_same(place: Place, proposals: Sequence[Proposal], method: str) -
     for each in proposals:
         if method == "rerank" and each.ids == old and each.refusal is None:
             each.refusal = "it is the text that is there"
-
-
-def _check_method(method: str, known: Sequence[str]) -> None:
-    if method not in known:
-        expected = " or ".join(map(repr, known))
-        raise GlassloopError.about("method", f"is {shown(method)}; {expected} is expected")
 
 
 def _begin(
@@ -261,8 +251,8 @@ def _checked_spans(text: str, spans: object) -> list[Characters]:
         spans = [spans]
     if not isinstance(spans, Sequence) or isinstance(spans, str) or not 1 <= len(spans) <= MOST_SPANS:
         raise GlassloopError.about("spans", f"is {shown(spans)}; 1 to {MOST_SPANS} spans are expected")
-    found = sorted(check_span(text, span, f"spans[{number}]") for number, span in enumerate(spans))
-    wide = [widen(text, *span) for span in found]
+    ordered = sorted(check_span(text, span, f"spans[{number}]") for number, span in enumerate(spans))
+    wide = [widen(text, *span) for span in ordered]
     for one, other in pairwise(wide):
         if other[0] < one[1]:
             raise GlassloopError.about(
@@ -275,19 +265,19 @@ def _pieces(llm: LocalModel, text: str, spans: Sequence[Characters]) -> tuple[li
     """Returns the tokens of the prompt, which is the text before the first span, and those of the pieces from
     there on: kept, span, kept, span, … Each piece is encoded by itself, so what is kept keeps its tokens."""
     prompt = fixed_prompt(llm, text[: spans[0][0]])
-    made: list[list[int]] = [[]]
+    pieces: list[list[int]] = [[]]
     for number, (start, end) in enumerate(spans):
         until = spans[number + 1][0] if number + 1 < len(spans) else len(text)
-        made += [llm.tokenizer.encode_inside(text[start:end]), llm.tokenizer.encode_inside(text[end:until])]
-    return prompt, made
+        pieces += [llm.tokenizer.encode_inside(text[start:end]), llm.tokenizer.encode_inside(text[end:until])]
+    return prompt, pieces
 
 
 def _final(
     work: EditWork, text: str, spans: Sequence[Characters], pieces: Sequence[Sequence[int]]
 ) -> tuple[str, Characters]:
     """Returns the text with its new spans, and the characters from the first of them to the last."""
-    made, at = text[: spans[0][0]], spans[0][0]
+    edited, at = text[: spans[0][0]], spans[0][0]
     for (start, end), piece in zip(spans, pieces[1::2], strict=True):
-        made += text[at:start] + work.decode(piece)
+        edited += text[at:start] + work.decode(piece)
         at = end
-    return made + text[at:], (spans[0][0], len(made))
+    return edited + text[at:], (spans[0][0], len(edited))

@@ -12,6 +12,8 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes, hole_record
+from glassloop.edit.proposal import Place
+from glassloop.edit.work import EditWork
 from glassloop.engine.logits import compute_all
 from glassloop.engine.tasks.masked import Masked, MaskedRow, Pass
 from glassloop.errors import GlassloopError
@@ -21,10 +23,9 @@ from glassloop.record.origin import ByMasks
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.text.stream import TextStream
-from glassloop.util.shown import shown
+from glassloop.util.check import check_one_of
 
 if TYPE_CHECKING:
-    from glassloop.edit.proposal import EditWork, Place
     from glassloop.engine.local import LocalModel
 
 PROPOSERS = ("left", "diffusion")
@@ -37,9 +38,7 @@ Surprise = dict[int, float]  # bits by token id
 
 def check_proposer(llm: LocalModel, proposer: str, method: str = "rerank") -> None:
     """Raises for a proposer that is unknown, or that the model or the method cannot work with."""
-    if proposer not in PROPOSERS:
-        expected = " or ".join(map(repr, PROPOSERS))
-        raise GlassloopError.about("proposer", f"is {shown(proposer)}; {expected} is expected")
+    check_one_of("proposer", proposer, PROPOSERS)
     if proposer == "diffusion" and method == "metropolis":
         raise GlassloopError.about(
             "proposer", "is 'diffusion', whose draws have no probability that a chain could use; rerank has"
@@ -74,11 +73,13 @@ def fill_place(
     samplings = [options] * candidates
     if ranked:
         samplings[0] = replace(options, temperature=0.0)
-    salts = [work.dice.salt(place.step, number) for number in range(candidates)]
+    salts = [work.luck.salt(place.step, number) for number in range(candidates)]
     holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, llm.mask, work.deadline)
-    made = []
-    for number, (hole, own, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
-        run = llm.requests.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
+    runs = []
+    for number, (hole, hole_sampling, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
+        run = llm.requests.new_run(
+            prefix, hole_sampling, work.luck.seed, salt=salt, prompt=None, sample=number
+        )
         characters = TextStream()
         for chosen in hole.chosen:
             data = llm.tokenizer.token_bytes(chosen.id)
@@ -87,24 +88,24 @@ def fill_place(
         run.origin = ByMasks(hole_record(diffusion, llm.mask, after), hole.passes)
         run.finish_reason, run.stop_reason = "length", "the hole is full"
         work.sampled += hole.rows
-        made.append(run)
-    return made
+        runs.append(run)
+    return runs
 
 
 class _Reader:
-    """A pilot with one pass, of which it keeps how surprising some tokens are at each mask: the likeliest
-    ones, and those that are asked for."""
+    """A pilot with one pass. For each mask it keeps the surprise of the likeliest tokens and of the tokens
+    `wanted_ids`."""
 
-    def __init__(self, asked: Sequence[Sequence[int]], top: int, ops: RowOps) -> None:
-        self._asked = asked
+    def __init__(self, wanted_ids: Sequence[Sequence[int]], top: int, ops: RowOps) -> None:
+        self._wanted_ids = wanted_ids
         self._top = top
         self._ops = ops
         self.bits: list[Surprise] = []
 
     def advance(self, logits: Float32) -> Pass | None:
-        for row, asked in zip(logits, self._asked, strict=True):
+        for row, wanted_ids in zip(logits, self._wanted_ids, strict=True):
             best = self._ops.summarize(row, self._top)
-            ids = dict.fromkeys((*map(int, best.ids), *asked))
+            ids = dict.fromkeys((*map(int, best.ids), *wanted_ids))
             self.bits.append({token: (best.log_sum_exp - float(row[token])) / log(2) for token in ids})
         return None
 
@@ -115,12 +116,17 @@ class _Reader:
 def masked_bits(work: EditWork, run: Run) -> list[float]:
     """Returns how surprising each token of a run is to the masked model, in bits, given the text on both
     sides of it. Each token is masked once, every sixth at a time."""
-    found = look(work, run, range(len(run.tokens)), {}, STRIDE, 1)
-    return [found[at][token] for at, token in enumerate(run.token_ids)]
+    surprise = look(work, run, range(len(run.tokens)), {}, STRIDE, 1)
+    return [surprise[at][token] for at, token in enumerate(run.token_ids)]
 
 
 def look(
-    work: EditWork, run: Run, places: Sequence[int], asked: Mapping[int, Sequence[int]], passes: int, top: int
+    work: EditWork,
+    run: Run,
+    places: Sequence[int],
+    wanted_ids: Mapping[int, Sequence[int]],
+    passes: int,
+    top: int,
 ) -> dict[int, Surprise]:
     """Masks tokens of a run, every `passes`-th of the given places at a time, and returns for each place how
     surprising its token, the `top` likeliest ones and the ones that are asked for would be there, in bits."""
@@ -131,16 +137,16 @@ def look(
         for offset in range(min(passes, len(inside))):
             masked = inside[offset::passes]
             reader = _Reader(
-                [(ids[at], *asked.get(at, ())) for at in masked], top, work.llm.transformer.ops.rows
+                [(ids[at], *wanted_ids.get(at, ())) for at in masked], top, work.llm.transformer.ops.rows
             )
             task = _task(work, run, masked, min(masked[-1] + 1 + SEEN_AFTER, len(ids)), reader)
             work.scored += len(task.branch.kept) + len(masked)
             tasks.append((task, reader, masked))
-    made: dict[int, Surprise] = {}
+    surprise: dict[int, Surprise] = {}
     compute_all(work.llm.engine, [task for task, _, _ in tasks])
     for _, reader, masked in tasks:
-        made.update(zip(masked, reader.bits, strict=True))
-    return made
+        surprise.update(zip(masked, reader.bits, strict=True))
+    return surprise
 
 
 def _task(work: EditWork, run: Run, places: Sequence[int], end: int, reader: _Reader) -> Masked:

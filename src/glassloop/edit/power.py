@@ -2,7 +2,7 @@
 
 Sampling at temperature 1/alpha sharpens each choice by itself; p^alpha sharpens the probability of the text
 as a whole, so a likely word that leads to unlikely text loses. Metropolis–Hastings samples from it: a place
-of the text is chosen, the rest is drawn anew from there by the model, and the new text is accepted with a
+of the text is chosen, the rest is drawn again from there by the model, and the new text is accepted with a
 probability that makes p^alpha the limit (docs/editing.md has the arithmetic).
 """
 
@@ -18,9 +18,10 @@ from glassloop.decode.defaults import check_sampling
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.task_kinds import SHARPEN
-from glassloop.edit.accept import ended, logprob, metropolis, suffix_ratio
-from glassloop.edit.proposal import EditWork, Proposal, complete_all
+from glassloop.edit.acceptance import SuffixChain, ended, logprob, note_acceptance
+from glassloop.edit.proposal import Proposal
 from glassloop.edit.record import Edit
+from glassloop.edit.work import EditWork, complete_all
 from glassloop.engine.branching import branch
 from glassloop.engine.deadline import Deadline, check_deadline
 from glassloop.engine.request import Request, draw_seed
@@ -78,19 +79,19 @@ def sharpen_all(
     seed = draw_seed() if options.seed is None else options.seed
     chains: list[Generator[Request, None, Edit]] = []
     for number, prompt in enumerate(prompts):
-        own = seed if same_seed else list_seed(seed, number)
-        chains.append(_chain(llm, prompt, replace(options, seed=own), alpha, steps, block))
-    made: dict[int, Edit] = {}
-    while len(made) < len(chains):
+        chain_seed = seed if same_seed else list_seed(seed, number)
+        chains.append(_chain(llm, prompt, replace(options, seed=chain_seed), alpha, steps, block))
+    edits: dict[int, Edit] = {}
+    while len(edits) < len(chains):
         requests = []
         for number, chain in enumerate(chains):
-            if number not in made:
+            if number not in edits:
                 try:
                     requests.append(next(chain))
                 except StopIteration as end:
-                    made[number] = end.value
+                    edits[number] = end.value
         complete_all(llm, requests, deadline)
-    return [made[number] for number in range(len(chains))]
+    return [edits[number] for number in range(len(chains))]
 
 
 def _options(sampling: Sampling | None, alpha: float) -> Sampling:
@@ -108,29 +109,31 @@ def _options(sampling: Sampling | None, alpha: float) -> Sampling:
 def _chain(
     llm: LocalModel, prompt: Any, sampling: Sampling, alpha: float, steps: int, block: int | None
 ) -> Generator[Request, None, Edit]:
-    """Yields the requests of one chain, each of which has to be completed before the next, and returns the
-    result."""
+    """Yields the requests of one chain and returns the result. The caller completes each request before it
+    asks for the next."""
     assert sampling.seed is not None
     work = EditWork(llm, sampling.seed)
     length = min(block or sampling.max_tokens, sampling.max_tokens)
     request = _prepare(llm, prompt, replace(sampling, max_tokens=length))
     built = request.compiled
     yield request
-    draft = current = request.runs[0]
-    work.sampled += len(ended(current))
+    draft = request.runs[0]
+    chain = SuffixChain(work.luck, alpha, draft)
+    work.sampled += len(ended(draft))
     proposals: list[Proposal] = []
     while True:
-        for step in range(len(proposals), len(proposals) + steps):
-            at = work.dice.below(len(ended(current)), step, 1)
-            request = redraw(llm, current, at, work.dice.salt(step, 0), built)
+        for _ in range(steps):
+            at, current = chain.place(), chain.current
+            request = redraw(llm, current, at, work.luck.salt(chain.step, 0), built)
             yield request
             new = request.runs[0]
             work.sampled += len(ended(new)) - at
-            proposal = suffix_proposal(step, 0, current, new, at)
+            proposal = suffix_proposal(chain.step, 0, current, new, at)
             proposal.seconds = work.seconds
             proposals.append(proposal)
-            if metropolis(proposal, suffix_ratio(current, new, at, alpha), work.dice.coin(step)):
-                current = new
+            note_acceptance(proposal, chain.decide(new, at))
+            chain.step += 1
+        current = chain.current
         full = (current.finish_reason, current.stop_reason) == ("length", "max_tokens")
         no_room = len(current.prompt_ids) + len(current.tokens) >= llm.config.context
         if not full or no_room or length >= sampling.max_tokens or block is None:
@@ -139,12 +142,10 @@ def _chain(
         built = llm.compile(replace(sampling, max_tokens=length))
         request = redraw(llm, current, len(current.tokens), current.salt, built)
         yield request
-        work.sampled += len(ended(request.runs[0])) - len(current.tokens)
-        current = request.runs[0]
+        chain.current = request.runs[0]
+        work.sampled += len(ended(chain.current)) - len(current.tokens)
     given = {"alpha": float(alpha), "steps": steps, "block": block, "sampling": sampling.to_dict()}
-    return Edit.of(
-        work, "sharpen", current.prompt_ids, draft, current, proposals, given, (0, len(current.text))
-    )
+    return Edit.of(work, "sharpen", draft, current, proposals, given, (0, len(current.text)))
 
 
 def _prepare(llm: LocalModel, prompt: Any, sampling: Sampling) -> Request:
@@ -154,20 +155,20 @@ def _prepare(llm: LocalModel, prompt: Any, sampling: Sampling) -> Request:
 
 
 def redraw(llm: LocalModel, run: Run, at: int, salt: int, built: Compiled) -> Request:
-    """Returns a request that draws the text anew from the token `at` on, with the options of `built`."""
+    """Returns a request that draws the text again from the token `at` on, with the options of `built`."""
     options = built.sampling
     assert options.seed is not None
-    made = branch(llm, run, at, options, built, seed=options.seed, salt=salt, reason="sampled")
-    return Request(run.prompt_ids, options, [made], drafts=llm.drafts, keep=llm.keep, built=built)
+    redrawn = branch(llm, run, at, options, built, seed=options.seed, salt=salt, reason="sampled")
+    return Request(run.prompt_ids, options, [redrawn], drafts=llm.drafts, keep=llm.keep, built=built)
 
 
 def suffix_proposal(step: int, number: int, old: Run, new: Run, at: int) -> Proposal:
-    """Returns the proposal of a text whose end, from the token `at` on, was drawn anew."""
+    """Returns the proposal of a text whose end, from the token `at` on, was drawn again."""
 
     def text(run: Run) -> str:
         return "".join([token.text for token in run.tokens[at:]]) + run.tail
 
-    made = Proposal(step, number, at, len(old.tokens), new.token_ids[at:], text(new), text(old), new, new)
-    made.own_bits = -logprob(ended(new)[at:]) / log(2)
-    made.old_own_bits = -logprob(ended(old)[at:]) / log(2)
-    return made
+    proposal = Proposal(step, number, at, len(old.tokens), new.token_ids[at:], text(new), text(old), new, new)
+    proposal.own_bits = -logprob(ended(new)[at:]) / log(2)
+    proposal.old_own_bits = -logprob(ended(old)[at:]) / log(2)
+    return proposal

@@ -1,28 +1,28 @@
 """An edit: the text before and after, and every proposal with its numbers and the decision.
 
-It can be saved as JSON (docs/editing.md describes the fields), and made again from that record, bit for bit.
+It can be saved as JSON (docs/editing.md describes the fields) and replayed from that record, bit for bit.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from glassloop.decode.option import is_number
-from glassloop.edit.proposal import DECIDED, EditWork, Proposal
+from glassloop.edit.proposal import DECIDED, Proposal
+from glassloop.edit.work import EditWork
 from glassloop.errors import TraceError
 from glassloop.record.run import Run
+from glassloop.util.check import FLAG, LIST, OBJECT, TEXT, ValueRule, is_number, one_of, or_none, require
 from glassloop.util.files import read_at_most, write_text
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.engine.deadline import Deadline
-    from glassloop.engine.local import LocalModel
 
 FORMAT = 1
 KINDS = ("infill", "rewrite", "repair", "sharpen")
@@ -44,7 +44,7 @@ class Edit:
     text: str  # the text after
     token_ids: list[int]  # of the text after, without the prompt
     span: tuple[int, int]  # the characters of `text` that the edit was about
-    proposals: list[Proposal] = field(repr=False)  # in the order in which they were decided
+    proposals: list[Proposal] = field(repr=False)  # in order of decision
     sampled: int  # tokens that were drawn
     scored: int  # tokens that were given and scored
     created: float = field(default_factory=time.time)
@@ -56,28 +56,26 @@ class Edit:
         cls,
         work: EditWork,
         kind: str,
-        prompt_ids: list[int],
         draft: Run,
         run: Run,
         proposals: list[Proposal],
         given: Mapping[str, Any],
         span: tuple[int, int],
-        *,
-        before: str | None = None,
-        text: str | None = None,
+        texts: tuple[str, str] | None = None,
     ) -> Edit:
-        """Returns the record of an edit that was computed. `before` and `text` are those of the runs if they
-        are not given: a run has no text for its prompt."""
+        """Returns the record of an edit that was computed. `texts` are the texts before and after, by default
+        those of the runs, which do not have the prompt."""
         llm = work.llm
+        before, after = texts or (draft.text, run.text)
         return cls(
             kind,
             llm.name,
             llm.model_hash,
             llm.op_set,
-            work.dice.seed,
-            {"prompt_ids": list(prompt_ids), **given},
-            draft.text if before is None else before,
-            run.text if text is None else text,
+            work.luck.seed,
+            {"prompt_ids": list(draft.prompt_ids), **given},
+            before,
+            after,
             run.token_ids,
             span,
             proposals,
@@ -140,13 +138,13 @@ class Edit:
         """Returns an edit from `to_dict`'s form, checked."""
         if not isinstance(plain, dict) or plain.get("glassloop_edit") != FORMAT:
             raise TraceError(f"glassloop_edit is not {FORMAT}; a record of an edit is expected")
-        for name, (expected, good) in _FIELDS.items():
-            _check(name, plain.get(name), expected, good)
+        for name, rule in _FIELDS.items():
+            require(name, plain.get(name), rule, TraceError)
         usage: Any = plain.get("usage")
         proposals: Any = plain.get("proposals")
-        _check("usage", usage, "an object with sampled and scored", _is_usage)
-        _check("proposals", proposals, "a list", lambda it: isinstance(it, list))
-        _check("span", plain.get("span"), "two characters of the text", _is_span(plain["text"]))
+        require("usage", usage, _USAGE, TraceError)
+        require("proposals", proposals, LIST, TraceError)
+        require("span", plain.get("span"), _span_of(plain["text"]), TraceError)
         if len(proposals) > _MOST_PROPOSALS:
             raise TraceError(
                 f"proposals has {len(proposals)} entries; at most {_MOST_PROPOSALS} are expected"
@@ -161,16 +159,20 @@ class Edit:
 
     def replay(
         self,
-        llm: LocalModel,
+        llm: EditReplayer,
         *,
         check: Any = None,
         deadline: Deadline | None = None,
     ) -> Replay:
         """Makes the edit again and compares every proposal, every number and the text. An edit that was made
         with a verifier needs it again."""
-        from glassloop.edit.replay import replay
+        return llm.replay_edit(self, check=check, deadline=deadline)
 
-        return replay(self, llm, check, deadline)
+
+class EditReplayer(Protocol):
+    """What can make an edit again: an `LLM`."""
+
+    def replay_edit(self, edit: Edit, *, check: Any, deadline: Deadline | None) -> Replay: ...
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class Replay:
     proposals: int  # compared
     same: int  # how many are equal, to the last bit
     first: str | None  # what differs first
-    edit: Edit = field(repr=False)  # the edit that was made again
+    edit: Edit = field(repr=False)  # the replayed edit
 
     def __bool__(self) -> bool:
         return self.identical
@@ -192,32 +194,23 @@ class Replay:
         return f"{self.first}; {self.same} of {self.proposals} proposals are the same"
 
 
-def compare(recorded: Edit, made: Edit) -> Replay:
+def compare(recorded: Edit, repeated: Edit) -> Replay:
     """Compares two records of the same edit."""
     same, first = 0, None
-    for place, one in enumerate(recorded.proposals):
-        other = made.proposals[place] if place < len(made.proposals) else None
-        differs = [n for n in DECIDED if other is None or getattr(one, n) != getattr(other, n)]
-        same += not differs
-        if differs and first is None:
-            first = f"first differs at proposal {place}: its {differs[0]}"
-    if first is None and len(made.proposals) != len(recorded.proposals):
-        first = f"{len(made.proposals)} proposals were made, not {len(recorded.proposals)}"
-    if first is None and (made.text, made.token_ids) != (recorded.text, recorded.token_ids):
+    for place, old in enumerate(recorded.proposals):
+        new = repeated.proposals[place] if place < len(repeated.proposals) else None
+        differing = [name for name in DECIDED if new is None or getattr(old, name) != getattr(new, name)]
+        same += not differing
+        if differing and first is None:
+            first = f"first differs at proposal {place}: its {differing[0]}"
+    if first is None and len(repeated.proposals) != len(recorded.proposals):
+        first = f"{len(repeated.proposals)} proposals were made, not {len(recorded.proposals)}"
+    if first is None and (repeated.text, repeated.token_ids) != (recorded.text, recorded.token_ids):
         first = "all proposals are the same, but not the text"
-    return Replay(first is None, len(recorded.proposals), same, first, made)
+    return Replay(first is None, len(recorded.proposals), same, first, repeated)
 
 
 # ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _check(name: str, value: Any, expected: str, good: Callable[[Any], bool]) -> None:
-    if not good(value):
-        raise TraceError(f"{name} is {shown(value)}; {expected} is expected")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _is_count(value: Any) -> bool:
@@ -232,56 +225,48 @@ def _is_usage(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(name)) for name in ("sampled", "scored"))
 
 
-def _is_span(text: str) -> Callable[[Any], bool]:
-    def good(value: Any) -> bool:
+def _span_of(text: str) -> ValueRule:
+    def fits(value: Any) -> bool:
         return _is_ids(value) and len(value) == 2 and value[0] <= value[1] <= len(text)
 
-    return good
+    return ValueRule("two characters of the text", fits)
 
 
-def _or_none(good: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or good(value)
+_COUNT = ValueRule("a whole number from 0", _is_count)
+_NUMBER = ValueRule("a number", is_number)
+_NUMBER_OR_NONE = or_none(_NUMBER, " or null")
+_IDS = ValueRule("a list of token ids", _is_ids)
+_USAGE = ValueRule("an object with sampled and scored", _is_usage)
 
-
-_TEXT = ("a text", _is_text)
-_COUNT = ("a whole number from 0", _is_count)
-_NUMBER = ("a number", is_number)
-_NUMBER_OR_NONE = ("a number or null", _or_none(is_number))
-_IDS = ("a list of token ids", _is_ids)
-_Rule = tuple[str, Callable[[Any], bool]]
-
-_FIELDS: dict[str, _Rule] = {
-    "kind": (f"one of {', '.join(KINDS)}", lambda it: it in KINDS),
-    "model": _TEXT,
-    "model_hash": _TEXT,
-    "ops": _TEXT,
-    "seed": (
-        "a whole number below 2^64",
-        lambda it: _is_count(it) or (type(it) is int and 0 <= it < 1 << 64),
-    ),
-    "given": ("an object", lambda it: isinstance(it, dict)),
-    "before": _TEXT,
-    "text": _TEXT,
+_FIELDS: dict[str, ValueRule] = {
+    "kind": one_of(*KINDS),
+    "model": TEXT,
+    "model_hash": TEXT,
+    "ops": TEXT,
+    "seed": ValueRule("a whole number below 2^64", _is_count),
+    "given": OBJECT,
+    "before": TEXT,
+    "text": TEXT,
     "token_ids": _IDS,
     "created": _NUMBER,
 }
-_PROPOSAL: dict[str, _Rule] = {
+_PROPOSAL: dict[str, ValueRule] = {
     **dict.fromkeys(("step", "number", "start", "end", "followed"), _COUNT),
     "ids": _IDS,
-    **dict.fromkeys(("text", "old_text", "why"), _TEXT),
+    **dict.fromkeys(("text", "old_text", "why"), TEXT),
     **dict.fromkeys(("own_bits", "following_bits"), _NUMBER),
     **dict.fromkeys(("old_own_bits", "old_following_bits", "coin", "threshold", "score"), _NUMBER_OR_NONE),
     **dict.fromkeys(("masked_bits", "old_masked_bits"), _NUMBER_OR_NONE),  # files of 0.1 do not have them
-    "accepted": ("true or false", lambda it: isinstance(it, bool)),
-    "refusal": ("a text or null", _or_none(_is_text)),
+    "accepted": FLAG,
+    "refusal": or_none(TEXT, " or null"),
 }
 assert set(_PROPOSAL) == set(DECIDED)
 
 
 def _proposal(name: str, plain: Any) -> Proposal:
-    _check(name, plain, "an object", lambda it: isinstance(it, dict))
-    for key, (expected, good) in _PROPOSAL.items():
-        _check(f"{name}.{key}", plain.get(key), expected, good)
+    require(name, plain, OBJECT, TraceError)
+    for key, rule in _PROPOSAL.items():
+        require(f"{name}.{key}", plain.get(key), rule, TraceError)
     seconds = plain.get("seconds", 0.0)
-    _check(f"{name}.seconds", seconds, *_NUMBER)
+    require(f"{name}.seconds", seconds, _NUMBER, TraceError)
     return Proposal(**{key: plain.get(key) for key in _PROPOSAL}, drawn=None, seconds=seconds)

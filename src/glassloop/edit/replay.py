@@ -19,7 +19,7 @@ from glassloop.decode.task_kinds import (
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.power import sharpen
 from glassloop.edit.record import Edit, Replay, compare
-from glassloop.edit.repair import again
+from glassloop.edit.repair import repair_again
 from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
 from glassloop.errors import GlassloopError, TraceError
 
@@ -32,14 +32,14 @@ def replay(edit: Edit, llm: LocalModel, check: Any = None, deadline: Deadline | 
     if edit.model_hash != llm.model_hash:
         raise TraceError(f"the edit was made by another model: {edit.model}, and this is {llm.name}")
     try:
-        made = _again(edit, llm, check, deadline)
+        repeated = _again(edit, llm, check, deadline)
     except (Cancelled, TimedOut):
         raise
     except (KeyError, TypeError) as error:
         raise TraceError(f"given does not hold what the edit was made from: {error}") from None
     except GlassloopError as error:
         raise TraceError(f"the edit cannot be made again: {error}") from None
-    return compare(edit, made)
+    return compare(edit, repeated)
 
 
 def _kind_of(edit: Edit) -> TaskKind:
@@ -61,5 +61,5 @@ def _again(edit: Edit, llm: LocalModel, check: Any, deadline: Deadline | None) -
     if edit.kind == "infill":
         return infill(llm, sampling=sampling, deadline=deadline, **given)
     if edit.kind == "repair":
-        return again(llm, prompt_ids, given, sampling, check, deadline)
+        return repair_again(llm, prompt_ids, given, sampling, check, deadline)
     return rewrite(llm, sampling=sampling, deadline=deadline, **given)

@@ -7,7 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from glassloop.edit.characters import is_border
-from glassloop.edit.proposal import NEAR, EditWork, Place, Proposal
+from glassloop.edit.proposal import Place, Proposal
+from glassloop.edit.work import NEAR, EditWork
 from glassloop.errors import GlassloopError, TextError
 from glassloop.record.run import Run
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 
 from glassloop.errors import GlassloopError
-from glassloop.evaluate.find import find_task
-from glassloop.evaluate.progress import progress
+from glassloop.evaluate.find_task import find_task
+from glassloop.evaluate.item_progress import ItemProgress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,8 +95,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _draw(options: argparse.Namespace) -> None:
     from glassloop.api.llm import LLM
-    from glassloop.evaluate.draw import Plan, draw
     from glassloop.evaluate.record import Record
+    from glassloop.evaluate.samples import Plan, draw
 
     task = find_task(options.task, data=options.data)
     indices = _part(range(len(task.items))[: options.limit], options.part)
@@ -109,9 +109,9 @@ def _draw(options: argparse.Namespace) -> None:
         print(f"loaded {llm.name} ({llm.op_set}) in {perf_counter() - loading:.1f} s", file=sys.stderr)
         record = Record(options.out, plan.header(task, llm))
         kinds = int(options.greedy) + int(options.samples > 0)
-        with record, progress(len(indices) * kinds, len(record.rows)) as shown:
-            shown.begin(task.name)
-            draw(llm, task, indices, plan, record, shown.finish_item)
+        with record, ItemProgress(len(indices) * kinds, len(record.rows)) as progress:
+            progress.begin_method(task.name)
+            draw(llm, task, indices, plan, record, progress.finish_item)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from glassloop.decode.chosen import ALTERNATIVE
-from glassloop.evaluate.draw import GREEDY, SAMPLES, unpack
-from glassloop.evaluate.methods import MethodSpec
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskItem
+from glassloop.evaluate.method_spec import MethodSpec
 from glassloop.evaluate.record import RecordError, seconds_of
-from glassloop.evaluate.task import EvaluationTask, TaskItem
-from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
+from glassloop.evaluate.samples import GREEDY, SAMPLES, unpack
 from glassloop.search.methods import make_method
+from glassloop.search.path_confidence import WINDOW, lowest_group, token_confidences
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_METHOD, Path
 from glassloop.search.verdict import Verdict
@@ -165,7 +165,7 @@ class _Token:
 
 
 class _Run:
-    """A recorded run, of which the first tokens have been written."""
+    """A recorded run that grows again: `tokens` are those written so far."""
 
     fork_at = None
 
@@ -202,7 +202,7 @@ class Playback:
 
     def __init__(self, runs: Sequence[Recorded]) -> None:
         self._runs = [_Run(run) for run in runs]
-        self.paths = Paths(self)  # type: ignore[arg-type]
+        self.paths = Paths(self)
         self.round = 0
         self._window = WINDOW
 
@@ -245,6 +245,9 @@ class Playback:
         path = Path(number, self._runs[number])  # type: ignore[arg-type]
         self.paths.add(path)
         return path
+
+    def new_fork(self, parent: Path, at: int, text: str) -> Path:
+        raise RecordError("recorded samples cannot be forked")
 
     def end(self, path: Path, by: str, why: str) -> None:
         path.ended_by, path.why = by, why

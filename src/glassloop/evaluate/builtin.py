@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import number
 from glassloop.search.verdict import Verdict
 from glassloop.search.verify.ifeval import IFEval
@@ -51,16 +51,16 @@ def ifeval(data: Path | None = None, *, loose: bool = False) -> EvaluationTask:
 
 def bbh(data: Path | None = None, part: str = "") -> EvaluationTask:
     """Returns BIG-Bench Hard, or one of its 27 parts."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_part: dict[str, list[tuple[str, str]]] = {}
     if data is None:
         expected = "a JSONL file with task, input and target is expected"
         raise TaskError.about("data", f"is missing: BIG-Bench Hard is not in the package; {expected}")
     for row in rows(data):
-        found.setdefault(text_of(row, "task"), []).append((text_of(row, "input"), text_of(row, "target")))
-    if part and part not in found:
-        raise TaskError.about("task", f"bbh has no part {shown(part)}; it has {', '.join(found)}")
+        by_part.setdefault(text_of(row, "task"), []).append((text_of(row, "input"), text_of(row, "target")))
+    if part and part not in by_part:
+        raise TaskError.about("task", f"bbh has no part {shown(part)}; it has {', '.join(by_part)}")
     items = []
-    for name, pairs in found.items():
+    for name, pairs in by_part.items():
         if not part or name == part:
             kind, extract, options = _bbh_kind([target for _, target in pairs])
             for index, (question, target) in enumerate(pairs):
@@ -110,11 +110,11 @@ def reasoning_gym(name: str, *, size: int = 100, seed: int = 0) -> EvaluationTas
         dataset = gym.create_dataset(name, size=size, seed=seed)
     except (ValueError, KeyError) as error:
         raise TaskError.about("task", f"gym:{name} is unknown to reasoning-gym ({error})") from None
-    asked = "{question}\n\nThink step by step, and give the final answer on the last line, after '#### '."
+    template = "{question}\n\nThink step by step, and give the final answer on the last line, after '#### '."
     items = []
     for index in range(size):
         entry = dataset[index]
-        question = asked.format(question=entry["question"])
+        question = template.format(question=entry["question"])
         verify = _gym_verifier(dataset, entry)
         items.append(TaskItem(f"{name}-{index}", question, str(entry["answer"]), verify=verify))
     return EvaluationTask(f"gym:{name}", tuple(items), "regex:####\\s*(.+)", max_tokens=512)
@@ -122,8 +122,8 @@ def reasoning_gym(name: str, *, size: int = 100, seed: int = 0) -> EvaluationTas
 
 def _gym_verifier(dataset: Any, entry: Mapping[str, Any]) -> Callable[[str], Verdict]:
     def verify(text: str) -> Verdict:
-        found = re.findall(r"####\s*(.+)", text)
-        answer = found[-1].strip().strip("*$` ") if found else None
+        answers = re.findall(r"####\s*(.+)", text)
+        answer = answers[-1].strip().strip("*$` ") if answers else None
         score = float(dataset.score_answer(answer, entry))
         return Verdict(score >= 1, max(0.0, min(1.0, score)))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from glassloop.evaluate.methods import MethodSpec
-from glassloop.evaluate.progress import EvaluationProgress
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.item_progress import ItemProgress
+from glassloop.evaluate.method_spec import MethodSpec
 from glassloop.evaluate.record import Record
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.verify.likelihood import Scored, encode_pair, score_each
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ def run_choices(
     items: Sequence[TaskItem],
     methods: Sequence[MethodSpec],
     record: Record,
-    shown: EvaluationProgress,
+    progress: ItemProgress,
 ) -> None:
     """Scores the choices of each item that the record does not have, and records what each method chooses."""
     have = {(row["item"], row["method"]) for row in record.rows}
     missing = [item for item in items if any((item.id, each.text) not in have for each in methods)]
     record.begin()
-    shown.begin(", ".join(method.text for method in methods))
+    progress.begin_method(", ".join(method.text for method in methods))
     for first in range(0, len(missing), _AT_ONCE):
         batch = missing[first : first + _AT_ONCE]
         pairs = [pair for item in batch for pair in _pairs(llm, task, item)]
@@ -54,7 +54,7 @@ def run_choices(
             for method in methods:
                 if (item.id, method.text) not in have:
                     record.add(_row(item, method.text, mine, tokens))
-                    shown.finish_item(tokens)
+                    progress.finish_item(tokens)
 
 
 def _pairs(llm: LLM, task: EvaluationTask, item: TaskItem) -> list[Scored]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.sampling import Sampling
 from glassloop.evaluate.choices import METHODS as CHOICE_METHODS
 from glassloop.evaluate.choices import check_methods, run_choices
-from glassloop.evaluate.methods import MethodSpec, parse_methods
-from glassloop.evaluate.progress import progress
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError
+from glassloop.evaluate.item_progress import ItemProgress
+from glassloop.evaluate.method_spec import MethodSpec, parse_methods
 from glassloop.evaluate.record import Record
 from glassloop.evaluate.report import Figures, figures_of
-from glassloop.evaluate.run import EvaluationSettings, outcomes_of, rows_of, run_methods
-from glassloop.evaluate.task import EvaluationTask, TaskError
+from glassloop.evaluate.run_methods import EvaluationSettings, outcomes_of, rows_of, run_methods
 from glassloop.search.budget import Budget
 from glassloop.search.methods import make_method
 from glassloop.search.solve import TEMPERATURE
@@ -81,11 +81,11 @@ def evaluate(llm: LLM, wanted: Evaluation) -> Figures:
         with Record(path, settings.header(task, llm)) as record:
             ids, texts = {item.id for item in items}, {method.text for method in methods}
             done = sum(row["item"] in ids and row["method"] in texts for row in record.rows)
-            with progress(len(items) * len(methods), done) as shown:
+            with ItemProgress(len(items) * len(methods), done) as progress:
                 if task.is_choice:
-                    run_choices(llm, task, items, methods, record, shown)
+                    run_choices(llm, task, items, methods, record, progress)
                 else:
-                    run_methods(llm, task, items, methods, settings, record, shown)
+                    run_methods(llm, task, items, methods, settings, record, progress)
             results = outcomes_of(record, items, [method.text for method in methods])
             rows = rows_of(record, results)
     return figures_of(task.name, str(record.header["model"]), rows, results, task.groups)

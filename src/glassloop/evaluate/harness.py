@@ -17,7 +17,7 @@ from typing import Any
 
 from glassloop.errors import TextError
 from glassloop.evaluate.builtin import rows
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verdict import Verdict, Verifier
 from glassloop.text.template_worker import TemplateLimits
@@ -90,15 +90,17 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _data_file(path: Path, config: Mapping[str, Any]) -> Path:
-    given = (config.get("dataset_kwargs") or {}).get("data_files")
-    if isinstance(given, Mapping):
-        given = given.get(config.get("test_split") or config.get("validation_split") or "test")
-    if config.get("dataset_path") == "json" and isinstance(given, str):
-        found = path.parent / given
-        if not found.resolve().is_relative_to(path.parent.resolve()):
-            problem = f"is {shown(given)}; a file in the folder of the task is expected, or --data FILE.jsonl"
+    data_files = (config.get("dataset_kwargs") or {}).get("data_files")
+    if isinstance(data_files, Mapping):
+        data_files = data_files.get(config.get("test_split") or config.get("validation_split") or "test")
+    if config.get("dataset_path") == "json" and isinstance(data_files, str):
+        data_file = path.parent / data_files
+        if not data_file.resolve().is_relative_to(path.parent.resolve()):
+            problem = (
+                f"is {shown(data_files)}; a file in the folder of the task is expected, or --data FILE.jsonl"
+            )
             raise TaskError.about("data_files", problem)
-        return found
+        return data_file
     raise TaskError.about("data", f"is missing: {path} names no JSON file; --data FILE.jsonl is expected")
 
 
@@ -132,16 +134,16 @@ class _Templates:
             raise TaskError.about(name, f"of {self._path}: {error}") from None
 
     def choices(self, row: Mapping[str, Any]) -> list[str]:
-        found = self._config.get("doc_to_choice")
-        if isinstance(found, str):
-            found = self.value("doc_to_choice", row)
-            if isinstance(found, str):
-                found = _literal(found)
-        elif isinstance(found, Mapping):
-            found = list(found.values())
-        if not isinstance(found, list) or not found:
-            raise TaskError.about("doc_to_choice", f"is {shown(found)}; a list of choices is expected")
-        return [str(choice) for choice in found]
+        choices = self._config.get("doc_to_choice")
+        if isinstance(choices, str):
+            choices = self.value("doc_to_choice", row)
+            if isinstance(choices, str):
+                choices = _literal(choices)
+        elif isinstance(choices, Mapping):
+            choices = list(choices.values())
+        if not isinstance(choices, list) or not choices:
+            raise TaskError.about("doc_to_choice", f"is {shown(choices)}; a list of choices is expected")
+        return [str(choice) for choice in choices]
 
 
 def _literal(text: str) -> Any:
@@ -203,32 +205,36 @@ def _exact_match(targets: list[str], extract: str, metric: Mapping[str, Any]) ->
     return verify
 
 
-def _generation(given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise TaskError.about("generation_kwargs", f"is {shown(given)}; a mapping is expected")
+def _generation(kwargs: Any) -> dict[str, Any]:
+    if not isinstance(kwargs, Mapping):
+        raise TaskError.about("generation_kwargs", f"is {shown(kwargs)}; a mapping is expected")
     names = {"max_gen_toks": "max_tokens", "until": "stop"}
-    made: dict[str, Any] = {}
-    for name, value in given.items():
+    options: dict[str, Any] = {}
+    for name, value in kwargs.items():
         if name == "do_sample":
             continue
         if name not in (*names, "temperature", "top_p", "top_k", "min_p", "max_tokens"):
             raise TaskError.about(f"generation_kwargs.{name}", "is not supported")
-        made[names.get(name, str(name))] = [value] if name == "until" and isinstance(value, str) else value
-    if given.get("do_sample") is False:
-        made["temperature"] = 0.0
-    return made
+        options[names.get(name, str(name))] = [value] if name == "until" and isinstance(value, str) else value
+    if kwargs.get("do_sample") is False:
+        options["temperature"] = 0.0
+    return options
 
 
-def _filter(given: Any) -> str:
-    """Returns the extractor of a filter list: one regular expression, of which the first match counts, or the
+def _filter(filters: Any) -> str:
+    """Returns the extractor of a filter list: the first match of one regular expression, or the
     last one if the list says so. Without a filter it is the whole text."""
-    if not given:
+    if not filters:
         return "text"
-    steps = given[-1].get("filter", []) if isinstance(given, list) and isinstance(given[-1], Mapping) else []
+    steps = (
+        filters[-1].get("filter", [])
+        if isinstance(filters, list) and isinstance(filters[-1], Mapping)
+        else []
+    )
     patterns = [step for step in steps if isinstance(step, Mapping) and step.get("function") == "regex"]
     others = [step.get("function") for step in steps if isinstance(step, Mapping) and step not in patterns]
     if len(patterns) != 1 or any(other not in ("take_first", "remove_whitespace") for other in others):
-        raise TaskError.about("filter_list", f"is {shown(given)}; one regex and take_first are expected")
+        raise TaskError.about("filter_list", f"is {shown(filters)}; one regex and take_first are expected")
     pattern = patterns[0].get("regex_pattern", r"#### (\-?[0-9\.\,]+)")
     select = patterns[0].get("group_select", 0)
     if select not in (0, -1):
@@ -236,8 +242,8 @@ def _filter(given: Any) -> str:
     return f"{'regex' if select == -1 else 'first'}:{pattern}"
 
 
-def _metric(given: Any) -> Mapping[str, Any]:
-    metrics = given if isinstance(given, list) else []
+def _metric(listed: Any) -> Mapping[str, Any]:
+    metrics = listed if isinstance(listed, list) else []
     for metric in metrics:
         name = metric.get("metric") if isinstance(metric, Mapping) else metric
         if name not in ("exact_match", "acc", "acc_norm"):
@@ -252,5 +258,5 @@ def _metric(given: Any) -> Mapping[str, Any]:
                 raise TaskError.about(f"metric_list.{option}", "is not supported")
         if isinstance(metric, Mapping) and metric.get("regexes_to_ignore"):
             raise TaskError.about("metric_list.regexes_to_ignore", "is not supported")
-    found = next((metric for metric in metrics if isinstance(metric, Mapping)), {})
-    return {str(name): value for name, value in found.items()}
+    metric_fields = next((metric for metric in metrics if isinstance(metric, Mapping)), {})
+    return {str(name): value for name, value in metric_fields.items()}

@@ -46,18 +46,18 @@ class Record:
         _lock(self._file.fileno(), self.path)
         whole = _cut_torn_line(self._file, self.path)
         if whole:
-            found, self.rows = read(self.path)
-            _check_header(self.path, found, plain)
+            header, self.rows = read(self.path)
+            _check_header(self.path, header, plain)
             self._session = 1 + max((row.get("session", 0) for row in self.rows), default=-1)
         else:
             self._write(plain)
 
     def add(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Appends a row with the session and its clock, by which the seconds of all sessions are summed."""
-        made = {**row, "session": self._session, "clock": round(perf_counter() - self._start, 3)}
-        self._write(made)
-        self.rows.append(made)
-        return made
+        """Appends a row with the session and its clock; the seconds of all sessions are summed from these."""
+        stamped = {**row, "session": self._session, "clock": round(perf_counter() - self._start, 3)}
+        self._write(stamped)
+        self.rows.append(stamped)
+        return stamped
 
     def begin(self) -> None:
         """Starts the clock again, after what was loaded and is not to be counted."""
@@ -98,8 +98,8 @@ def read_parts(paths: Sequence[str | Path]) -> tuple[dict[str, Any], list[dict[s
     """Returns the header and the rows of records that processes have made of parts of one evaluation."""
     header, rows = read(paths[0])
     for path in paths[1:]:
-        found, more = read(path)
-        _check_header(Path(path), found, header)
+        other_header, more = read(path)
+        _check_header(Path(path), other_header, header)
         sessions = 1 + max((row.get("session", 0) for row in rows), default=-1)
         rows += [{**row, "session": row.get("session", 0) + sessions} for row in more]
     return header, rows
@@ -138,9 +138,9 @@ def _cut_torn_line(file: Any, path: Path) -> int:
     while place > 0:
         first = max(0, place - 65536)
         file.seek(first)
-        found = file.read(place - first).rfind(b"\n")
-        if found >= 0:
-            place = first + found + 1
+        line_end = file.read(place - first).rfind(b"\n")
+        if line_end >= 0:
+            place = first + line_end + 1
             break
         place = first
     if place < end:
@@ -149,11 +149,11 @@ def _cut_torn_line(file: Any, path: Path) -> int:
     return int(place)
 
 
-def _check_header(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name in dict.fromkeys([*wanted, *found]):
-        if found.get(name) != wanted.get(name):
+def _check_header(path: Path, header: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in dict.fromkeys([*wanted, *header]):
+        if header.get(name) != wanted.get(name):
             raise RecordError(
-                f"{path} is the record of another evaluation: its {name} is {shown(found.get(name))}, and"
+                f"{path} is the record of another evaluation: its {name} is {shown(header.get(name))}, and"
                 f" {shown(wanted.get(name))} is expected; give another file, or the same options"
             )
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
-from xml.sax.saxutils import escape
 
 from glassloop.evaluate.statistics import Paired, mcnemar, wilson
+from glassloop.util.chart import Chart, Margins
 
 
 class Result(Protocol):
@@ -57,14 +57,14 @@ def row_of(method: str, results: Mapping[str, Result], seconds: float | None) ->
 
 def compare(results: Mapping[str, Mapping[str, Result]]) -> list[tuple[str, str, Paired]]:
     """Returns the paired test of every two methods, on the items that both have."""
-    names, found = list(results), []
+    names, pairs = list(results), []
     for place, one in enumerate(names):
         for other in names[place + 1 :]:
             shared = [key for key in results[one] if key in results[other]]
             first = [results[one][key].correct for key in shared]
             second = [results[other][key].correct for key in shared]
-            found.append((one, other, mcnemar(first, second)))
-    return found
+            pairs.append((one, other, mcnemar(first, second)))
+    return pairs
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -117,24 +117,24 @@ Parts = Mapping[str, Mapping[str, ReportPart]]  # by the name of the part, then 
 
 def parts_of(results: Mapping[str, Mapping[str, Result]], groups: Mapping[str, str]) -> Parts:
     """Returns the results by part, from the part of each item; none if the task has only one part."""
-    names = dict.fromkeys(groups.get(key, "") for found in results.values() for key in found)
+    names = dict.fromkeys(groups.get(key, "") for by_item in results.values() for key in by_item)
     if len(names) < 2:
         return {}
-    made: dict[str, dict[str, ReportPart]] = {}
+    parts: dict[str, dict[str, ReportPart]] = {}
     for name in names:
-        for method, found in results.items():
-            right = [result.correct for key, result in found.items() if groups.get(key, "") == name]
-            made.setdefault(name, {})[method] = ReportPart(len(right), sum(right))
-    return made
+        for method, by_item in results.items():
+            right = [result.correct for key, result in by_item.items() if groups.get(key, "") == name]
+            parts.setdefault(name, {})[method] = ReportPart(len(right), sum(right))
+    return parts
 
 
 def parts_table(parts: Parts) -> str:
     """Returns the accuracies by part as plain text, a column for each method."""
     methods = list(next(iter(parts.values())))
     cells = []
-    for name, found in parts.items():
-        items = max(part.items for part in found.values())
-        cells.append((name, str(items), *(f"{found[method].accuracy:.1%}" for method in methods)))
+    for name, by_method in parts.items():
+        items = max(part.items for part in by_method.values())
+        cells.append((name, str(items), *(f"{by_method[method].accuracy:.1%}" for method in methods)))
     return _columns([("part", "items", *methods), *cells])
 
 
@@ -147,7 +147,7 @@ def to_json(
 ) -> list[dict[str, Any]]:
     """Returns one object for each method, with its figures, its comparison with each method before it, and
     its accuracy on each part of a task that has parts."""
-    made = []
+    objects = []
     for row in rows:
         against = [
             {"with": one, "difference": pair.difference, "p": pair.p, "only_this": pair.second_only}
@@ -157,12 +157,12 @@ def to_json(
         ]
         by_part = {
             name: {"accuracy": round(part.accuracy, 6), **part._asdict()}
-            for name, found in parts.items()
-            if (part := found.get(row.method)) is not None
+            for name, by_method in parts.items()
+            if (part := by_method.get(row.method)) is not None
         }
-        told = {"task": task, "model": model, **asdict(row), "compared": against}
-        made.append({**told, "parts": by_part} if by_part else told)
-    return made
+        facts = {"task": task, "model": model, **asdict(row), "compared": against}
+        objects.append({**facts, "parts": by_part} if by_part else facts)
+    return objects
 
 
 class Figures(NamedTuple):
@@ -207,66 +207,46 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 
 # ── the plot ───────────────────────────────────────────────────────────────────────────────────────────────
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 440, 70, 30, 46, 56
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#9333ea", "#d97706", "#0891b2", "#be185d", "#4b5563")
 
 
 def plot(title: str, rows: Sequence[ReportRow]) -> str:
     """Returns an SVG of accuracy over tokens per item, on a logarithmic axis. Rows whose names differ only in
     their number of paths (`vote:4`, `vote:8`) are one line."""
-    shown = [row for row in rows if row.items and row.tokens_per_item > 0]
+    drawn = [row for row in rows if row.items and row.tokens_per_item > 0]
     lines: dict[str, list[ReportRow]] = {}
-    for row in shown:
+    for row in drawn:
         lines.setdefault(row.method.partition(":")[0], []).append(row)
-    most = max((row.tokens_per_item for row in shown), default=10.0) * 1.25
-    least = min((row.tokens_per_item for row in shown), default=1.0) / 1.25
-    top = min(1.0, max((row.high for row in shown), default=1.0) * 1.08)
-
-    def x(tokens: float) -> float:
-        share = math.log(tokens / least) / math.log(most / least)
-        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(accuracy: float) -> float:
-        return _HEIGHT - _BOTTOM - accuracy / top * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif"'
-        f' font-size="12"><rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
-        f'<text x="{_LEFT}" y="24" font-size="15" fill="#111">{escape(title)}</text>',
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 14}" text-anchor="middle" fill="#444">tokens per item</text>',
-        f'<text x="16" y="{_HEIGHT / 2}" text-anchor="middle" fill="#444"'
-        f' transform="rotate(-90 16 {_HEIGHT / 2})">accuracy</text>',
-    ]
-    for tick in range(0, 101, 10):
-        if tick / 100 <= top:
-            at = y(tick / 100)
-            parts.append(f'<path d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}" stroke="#e5e7eb"/>')
-            parts.append(
-                f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" fill="#444">{tick} %</text>'
-            )
+    most = max((row.tokens_per_item for row in drawn), default=10.0) * 1.25
+    least = min((row.tokens_per_item for row in drawn), default=1.0) / 1.25
+    top = min(1.0, max((row.high for row in drawn), default=1.0) * 1.08)
+    percents = {tick / 100: f"{tick} %" for tick in range(0, 101, 10) if tick / 100 <= top}
+    chart = Chart(
+        (math.log(least), math.log(most)),
+        (0, top),
+        height=440,
+        margins=Margins(left=70, right=30, top=46, bottom=56),
+        y_labels=percents,
+    )
+    chart.text(chart.left, 24, title, "#111", size=15)
+    chart.text(chart.width / 2, chart.height - 14, "tokens per item", "#444", anchor="middle")
+    chart.text(16, chart.height / 2, "accuracy", "#444", anchor="middle", upwards=True)
     for power in range(math.floor(math.log2(least)), math.ceil(math.log2(most)) + 1):
         tokens = 2.0**power
         if least <= tokens <= most:
-            at = x(tokens)
-            parts.append(f'<path d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="#f3f4f6"/>')
-            parts.append(
-                f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle" fill="#444">'
-                f"{tokens:,.0f}</text>"
-            )
+            at = chart.x(math.log(tokens))
+            chart.polyline([(at, chart.top), (at, chart.bottom)], "#f3f4f6", width=1)
+            chart.text(at, chart.bottom + 18, f"{tokens:,.0f}", "#444", anchor="middle")
     for number, (name, members) in enumerate(lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         members = sorted(members, key=lambda row: row.tokens_per_item)
-        points = " ".join(f"{x(row.tokens_per_item):.1f},{y(row.accuracy):.1f}" for row in members)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for row in members:
-            at, low, high = x(row.tokens_per_item), y(row.low), y(row.high)
-            parts.append(f'<path d="M{at:.1f} {low:.1f}V{high:.1f}" stroke="{colour}" opacity="0.35"/>')
-            told = f"{row.method}: {row.accuracy:.1%} with {row.tokens_per_item:,.0f} tokens"
-            parts.append(
-                f'<circle cx="{at:.1f}" cy="{y(row.accuracy):.1f}" r="4" fill="{colour}">'
-                f"<title>{escape(told)}</title></circle>"
-            )
-        place = _TOP + 8 + 17 * number
-        parts.append(f'<circle cx="{_LEFT + 14}" cy="{place - 4}" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{_LEFT + 24}" y="{place}" fill="#111">{escape(name)}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+        places = [math.log(row.tokens_per_item) for row in members]
+        chart.line([(at, row.accuracy) for at, row in zip(places, members, strict=True)], colour, width=2)
+        for at, row in zip(places, members, strict=True):
+            chart.line([(at, row.low), (at, row.high)], colour, width=1, opacity=0.35)
+            facts = f"{row.method}: {row.accuracy:.1%} with {row.tokens_per_item:,.0f} tokens"
+            chart.dot(at, row.accuracy, colour, title=facts)
+        y = chart.top + 8 + 17 * number
+        chart.circle(chart.left + 14, y - 4, 4, colour)
+        chart.text(chart.left + 24, y, name, "#111")
+    return str(chart)

@@ -12,12 +12,19 @@ from typing import Any
 
 from glassloop.errors import GlassloopError
 from glassloop.evaluate.builtin import rows
-from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
+from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verify.unit_tests import unit_tests
+from glassloop.util.check import TEXT, ValueRule, require
 from glassloop.util.shown import shown
 
 _FIELDS = ("id", "prompt", "question", "messages", "answer", "choices", "tests", "group")
+_ANSWER = ValueRule(
+    "a text or a number", lambda it: isinstance(it, (str, int, float)) and not isinstance(it, bool)
+)
+_CHOICES = ValueRule(
+    "a list of texts", lambda it: isinstance(it, list) and all(isinstance(each, str) for each in it)
+)
 
 
 def read_task(path: Path, *, data: Path | None = None, extract: str | None = None) -> EvaluationTask:
@@ -42,24 +49,21 @@ def _item(index: int, row: Mapping[str, Any], extractor: Any) -> TaskItem:
         if name not in _FIELDS:
             raise TaskError.about(name, f"is not a field of a task; {', '.join(_FIELDS)} are expected")
     group = row.get("group", "")
-    if not isinstance(group, str):
-        raise TaskError.about("group", f"is {shown(group)}; a text is expected")
+    require("group", group, TEXT, TaskError)
     if "tests" in row:
         if "answer" in row or "choices" in row:
             raise TaskError.about("tests", "is given beside answer or choices; one of them is expected")
         verify = unit_tests(row["tests"])
         return TaskItem(str(row.get("id", index)), _question(row), verify=verify, group=group, extract="text")
-    answer, choices = row.get("answer"), row.get("choices", [])
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        raise TaskError.about("answer", f"is {shown(answer)}; a text or a number is expected")
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise TaskError.about("choices", f"is {shown(choices)}; a list of texts is expected")
-    told = str(answer)
+    answer: Any = row.get("answer")
+    choices = row.get("choices", [])
+    require("answer", answer, _ANSWER, TaskError)
+    require("choices", choices, _CHOICES, TaskError)
     if choices:
-        told = _letter_or_choice(answer, choices)
+        right_answer = _letter_or_choice(answer, choices)
     else:
-        told = extractor(told) or told  # so that "$1,000" and "1000" are the same
-    return TaskItem(str(row.get("id", index)), _question(row), told, tuple(choices), group=group)
+        right_answer = extractor(str(answer)) or str(answer)  # so that "$1,000" and "1000" are the same
+    return TaskItem(str(row.get("id", index)), _question(row), right_answer, tuple(choices), group=group)
 
 
 def _letter_or_choice(answer: str | float, choices: list[str]) -> str:

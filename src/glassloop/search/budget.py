@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import Any
 
+from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
+from glassloop.util.check import ValueRule, or_none, require, whole_between
 from glassloop.util.shown import shown
 
-_MOST = 1 << 53
+_COUNT = or_none(ValueRule("a whole number from 1 up", whole_between(1, 1 << 53).fits))
+_LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
+_MOST_LAST_DECISIONS = 0.05  # the most seconds, that the method keeps for its answer
+_EXTRACTING = 2.0  # seconds after the budget in which answers are still read
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "branches"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value <= _MOST):
-                problem = f"is {shown(value)}; a whole number from 1 up is expected"
-                raise GlassloopError.about(f"budget.{name}", problem)
+            require(f"budget.{name}", getattr(self, name), _COUNT)
         seconds = self.seconds
         if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= 1e9):
             raise GlassloopError.about("budget.seconds", f"is {shown(seconds)}; seconds above 0 are expected")
@@ -41,13 +44,47 @@ class Budget:
             return cls()
         if isinstance(budget, Budget):
             return budget
-        known = cls.__dataclass_fields__
+        names = cls.__dataclass_fields__
         if not isinstance(budget, dict):
             raise GlassloopError.about("budget", f"is {shown(budget)}; a Budget is expected")
         for name in budget:
-            if name not in known:
-                raise GlassloopError.about("budget", f"has {shown(name)}; {', '.join(known)} are expected")
+            if name not in names:
+                raise GlassloopError.about("budget", f"has {shown(name)}; {', '.join(names)} are expected")
         return cls(**budget)
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class SearchClock:
+    """The time of one search, and how much of it the budget leaves."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._began: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._began is not None
+
+    def start(self) -> None:
+        self._began = perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time since the search began."""
+        return 0.0 if self._began is None else perf_counter() - self._began
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that paths and verifiers may still take; None: no limit."""
+        if self._limit is None:
+            return None
+        return self._limit - min(_LAST_DECISIONS * self._limit, _MOST_LAST_DECISIONS) - self.seconds
+
+    @property
+    def extracting_until(self) -> Deadline | None:
+        """When extractors must have ended: paths that time has cut off have an answer, too."""
+        if self._limit is None:
+            return None
+        return Deadline(max(0.0, self._limit + _EXTRACTING - self.seconds), "extract")

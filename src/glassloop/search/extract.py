@@ -44,8 +44,8 @@ def number(text: str) -> str | None:
     them has a number, the last number of the text is the answer.
     """
     text = text[-LONGEST:]
-    for found in _marked(text):
-        if (value := _first_number(found)) is not None:
+    for marked in _marked(text):
+        if (value := _first_number(marked)) is not None:
             return value
     return _last_number(text)
 
@@ -59,8 +59,8 @@ def choice(text: str, options: Sequence[str] = (), until: Deadline | None = None
     text = text[-LONGEST:]
     if options:
         return _chosen_option(text, options, until)
-    for found in _boxed(text):
-        if match := re.search(r"(?<![A-Za-z\\])\(?([A-Z])\)?(?![A-Za-z])", found):
+    for boxed in _boxed(text):
+        if match := re.search(r"(?<![A-Za-z\\])\(?([A-Z])\)?(?![A-Za-z])", boxed):
             return match[1]
     if stated := list(_STATED_LETTER.finditer(text)):
         last = stated[-1][1]
@@ -106,8 +106,8 @@ def auto(text: str) -> str | None:
     its number or letter if it has one; else the last number; else the letter of an option; else the last
     line."""
     short = text[-LONGEST:]
-    for found in _marked(short):
-        plain = _plain(found)
+    for marked in _marked(short):
+        plain = _plain(marked)
         if (value := _first_number(plain)) is not None:
             return value
         if match := re.fullmatch(r"\(?([A-Z])\)?(?:[.):].*)?", plain):
@@ -119,17 +119,17 @@ def auto(text: str) -> str | None:
 
 def last_json(text: str) -> Any:
     """Returns the last object or array of a text that is valid JSON and not inside another; None without."""
-    decoder, found, start = json.JSONDecoder(), None, 0
+    decoder, value, start = json.JSONDecoder(), None, 0
     tries = 0
     while (match := _OPENING.search(text, start)) is not None:
         tries += 1
         if tries > 2000:  # each failed try may read to the end of the text
             break
         try:
-            found, start = decoder.raw_decode(text, match.start())
+            value, start = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             start = match.start() + 1
-    return found
+    return value
 
 
 _OPENING = re.compile(r"[{\[]")
@@ -154,23 +154,23 @@ _WITH_ARGUMENT: dict[str, Callable[[str], Extractor]] = {
 EXTRACTORS = (*_PLAIN, "regex:PATTERN", "first:PATTERN", "choice:A|B", "json:FIELD")
 
 
-def find_extractor(given: str | Extractor | None) -> Extractor:
+def find_extractor(extract: str | Extractor | None) -> Extractor:
     """Returns an extractor for a name (`number`, `choice`, `json`, `last_line`, `text`, `auto`,
     `regex:PATTERN`, `first:PATTERN`, `choice:yes|no`, `json:FIELD`) or a function. None is `auto`."""
-    if given is None:
+    if extract is None:
         return auto
-    if callable(given):
-        return given
-    if isinstance(given, str):
-        if found := _PLAIN.get(given):
-            return found
-        name, colon, argument = given.partition(":")
+    if callable(extract):
+        return extract
+    if isinstance(extract, str):
+        if extractor := _PLAIN.get(extract):
+            return extractor
+        name, colon, argument = extract.partition(":")
         if colon and argument and name in _WITH_ARGUMENT:
             if name in ("regex", "first"):
                 check_pattern(argument)  # an invalid pattern is an error now, not at the first answer
             return _WITH_ARGUMENT[name](argument)
     raise GlassloopError.about(
-        "extract", f"is {shown(given)}; a function or one of {', '.join(EXTRACTORS)} is expected"
+        "extract", f"is {shown(extract)}; a function or one of {', '.join(EXTRACTORS)} is expected"
     )
 
 
@@ -226,13 +226,13 @@ def _first_number(text: str) -> str | None:
         if len(top) + len(bottom) < 30 and int(bottom):
             return _decimal(int(top) / int(bottom))
     # "18 dollars" begins with its number; in "3 + 4 = 7" it is the last that is meant.
-    found = _numbers(text.rpartition("=")[2]) or _numbers(text)
-    return found[0] if found else None
+    numbers = _numbers(text.rpartition("=")[2]) or _numbers(text)
+    return numbers[0] if numbers else None
 
 
 def _last_number(text: str) -> str | None:
-    found = _numbers(text)
-    return found[-1] if found else None
+    numbers = _numbers(text)
+    return numbers[-1] if numbers else None
 
 
 def _decimal(value: float) -> str:

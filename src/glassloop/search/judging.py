@@ -1,5 +1,5 @@
-"""Verdicts on the paths of a search: each verifier is asked once about a path as it is, within the time that
-the search has left. A replay takes the verdicts of the record instead.
+"""Verdicts on the paths of a search: each verifier is asked once about each text, within the time that the
+search has left. A replay takes the verdicts of the record instead.
 
 The verifiers that have names end by themselves when their time is over. A function of the caller is asked on
 a thread, as nothing can end it; while one does not return, no other is asked.
@@ -38,9 +38,9 @@ class Judging:
 
     def ask(self, place: Place, text: str, seconds: float | None) -> Verdict:
         """Returns the verdict on a text and keeps it. One that takes more than `seconds` is against it."""
-        found = self._past[place] if place in self._past else self._said(place[2], text, seconds)
-        self.verdicts[place] = found
-        return found
+        verdict = self._past[place] if place in self._past else self._said(place[2], text, seconds)
+        self.verdicts[place] = verdict
+        return verdict
 
     def _said(self, by: str, text: str, seconds: float | None) -> Verdict:
         verifier = self._verifiers[by]
@@ -57,20 +57,20 @@ class Judging:
         return _LATE if until.expired and not verdict.passed else verdict
 
     def _on_thread(self, verifier: Verifier, text: str, seconds: float) -> Verdict:
-        found: list[Verdict | GlassloopError] = []
+        results: list[Verdict | GlassloopError] = []
 
         def judge() -> None:
             try:
-                found.append(verdict_of(verifier, text))
+                results.append(verdict_of(verifier, text))
             except GlassloopError as error:
-                found.append(error)
+                results.append(error)
 
         thread = Thread(target=judge, name="glassloop-verifier", daemon=True)
         thread.start()
         thread.join(seconds)
-        if not found:
+        if not results:
             self._stuck = thread
             return _LATE
-        if isinstance(found[0], GlassloopError):
-            raise found[0]
-        return found[0]
+        if isinstance(results[0], GlassloopError):
+            raise results[0]
+        return results[0]

@@ -1,248 +1,115 @@
-"""The record of a search: written to and read from `.glass` files, and made again to compare.
+"""The record of a search, which is JSON in the header of the first path's run (`run.search`);
+docs/thinking.md describes it.
 
-The record is JSON in the header of the first path's run (`run.search`); docs/thinking.md describes it. A file
-is untrusted input: `read_record` checks every part that the rest of the code relies on.
+A file is untrusted input: `read_record` checks every part that the rest of the code relies on.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from glassloop.errors import TraceError
-from glassloop.record.format.glass_file import read, write
-from glassloop.record.run import Run
 from glassloop.search.budget import Budget
-from glassloop.search.running import RecordedSearch
-from glassloop.search.search import Search
-from glassloop.search.solution import Decision, Path, Solution, Spent
-from glassloop.search.verdict import Verdict
+from glassloop.util.check import FLAG, OBJECT, TEXT, ValueRule, has_fields, or_none, whole_between
 from glassloop.util.shown import shown
-
-if TYPE_CHECKING:
-    from glassloop.engine.local import LocalModel
 
 VERSION = 1
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """The result of making a search again: identical if every decision and every token is the same."""
-
-    identical: bool
-    decisions: int  # that were compared
-    tokens: int
-    difference: str | None  # the first one, in words
-    solution: Solution
-
-    def __str__(self) -> str:
-        if self.identical:
-            return f"identical: {self.decisions} decisions, {self.tokens} tokens"
-        return f"differs: {self.difference}"
+def plain(value: Any) -> Any:
+    """Returns a value as JSON has it. Values that JSON cannot hold are replaced by their type or function
+    name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return getattr(value, "__name__", type(value).__name__)
 
 
-def replay(
-    solution: Solution, llm: LocalModel | None = None, *, method: Search | None = None, **given: Any
-) -> Replayed:
-    """Makes a search again and compares. Verdicts and the cut of a time limit are taken from the record."""
-    from glassloop.search.solve import prepare_again
-
-    if not solution.paths:
-        raise TraceError("the search has no paths; at least one is expected for a replay")
-    first = solution.paths[0].run
-    model = llm or first.llm
-    if model is None:
-        raise TraceError(f"the search was read from a file; llm= is expected, an LLM with {first.model}")
-    record = solution.record
-    verdicts = {(path, tokens, by): Verdict(*rest) for path, tokens, by, *rest in record["verdicts"]}
-    again = prepare_again(model, solution, RecordedSearch(record["cut"], verdicts), method, **given)  # type: ignore[arg-type]
-    made = again()
-    difference = _first_difference(solution, made)
-    return Replayed(difference is None, len(made.decisions), made.usage.tokens, difference, made)
+# ── checks of a file ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _first_difference(one: Solution, other: Solution) -> str | None:
-    for place, (old, new) in enumerate(zip(one.decisions, other.decisions, strict=False)):
-        if old != new:
-            return f"decision {place} was {_words(old)} and is {_words(new)}"
-    for name, pair in (("decisions", (one.decisions, other.decisions)), ("paths", (one.paths, other.paths))):
-        if len(pair[0]) != len(pair[1]):
-            return f"there were {len(pair[0])} {name} and there are {len(pair[1])}"
-    for mine, theirs in zip(one.paths, other.paths, strict=True):
-        if mine.run.tokens != theirs.run.tokens:
-            pairs = enumerate(zip(mine.run.tokens, theirs.run.tokens, strict=False))
-            at = next((at for at, (left, right) in pairs if left != right), None)
-            where = "its length" if at is None else f"token {at}"
-            return f"path {mine.number} differs at {where}"
-        for name in ("value", "vote", "ended_by"):
-            if getattr(mine, name) != getattr(theirs, name):
-                found = f"{shown(getattr(mine, name))} and is {shown(getattr(theirs, name))}"
-                return f"{name} of path {mine.number} was {found}"
-    if one.votes != other.votes:
-        return f"the votes were {one.votes} and are {other.votes}"
-    return None
+def _object(fields: Mapping[str, ValueRule]) -> ValueRule:
+    return ValueRule("an object", lambda it: has_fields(it, fields))
 
 
-def _words(decision: Decision) -> str:
-    return f"{decision.action} of path {decision.path} at {decision.tokens} tokens ({shown(decision.why)})"
+def _list(item: ValueRule) -> ValueRule:
+    return ValueRule("a list", lambda it: isinstance(it, list) and all(map(item.fits, it)))
 
 
-# ── files ──────────────────────────────────────────────────────────────────────────────────────────────────
+def _table(item: ValueRule) -> ValueRule:
+    return ValueRule("an object", lambda it: isinstance(it, dict) and all(map(item.fits, it.values())))
 
 
-def save(solution: Solution, path: str | os.PathLike[str]) -> None:
-    """Writes the runs of a search as a `.glass` file, the first path first."""
-    if not solution.paths:
-        raise TraceError("the search has no paths; at least one is expected for a file")
-    write(path, [each.run for each in solution.paths])
+def _row(*items: ValueRule) -> ValueRule:
+    def fits(value: object) -> bool:
+        if not isinstance(value, list) or len(value) != len(items):
+            return False
+        return all(item.fits(entry) for item, entry in zip(items, value, strict=True))
+
+    return ValueRule("a list", fits)
 
 
-def load(path: str | os.PathLike[str], llm: LocalModel | None = None) -> Solution:
-    runs = read(path)
-    for run in runs:
-        run.attach(llm)
-    return from_runs(runs, os.fspath(path))
-
-
-def from_runs(runs: Sequence[Run], where: str) -> Solution:
-    """Returns the search whose record is in one of these runs."""
-    record = next((run.search for run in runs if run.search is not None), None)
-    if record is None:
-        raise TraceError(f"{where} has no search; a file of Solution.save is expected")
-    read_record(record)
-    by_id = {run.id: run for run in runs}
-    paths: list[Path] = []
-    for plain in record["paths"]:
-        run = by_id.get(plain["run"])
-        if run is None:
-            raise TraceError(f"{where}: the run {shown(plain['run'])} of path {plain['number']} is missing")
-        verdict = None if plain["verdict"] is None else Verdict(**plain["verdict"])
-        parent = None if plain["parent"] is None else paths[plain["parent"]]
-        told = {name: plain[name] for name in ("value", "confidence", "vote", "ended_by", "why")}
-        paths.append(Path(plain["number"], run, parent, verdict=verdict, **told))
-    decisions = [Decision(**each) for each in record["decisions"]]
-    answer = None if record["answer"] is None else paths[record["answer"]]
-    return Solution(answer, paths, record["votes"], decisions, Spent(**record["usage"]), record)
-
-
-# ── checks ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-_MOST = (1 << 53) - 1
-
-
-def _whole(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
-
-
-def _number(value: object) -> bool:
-    return type(value) in (int, float)
-
-
-def _flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _or_none(right: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or right(value)
-
-
-def _is(value: object, fields: Mapping[str, Callable[[object], bool]]) -> bool:
-    """Returns whether a value is an object with exactly these fields."""
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        return False
-    return all(right(value[name]) for name, right in fields.items())
-
-
-def _verdict(value: object) -> bool:
-    return _is(value, {"passed": _flag, "score": _number, "reason": _text})
-
-
-def _table(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_number, value.values()))
-
-
-def _judged(value: object) -> bool:
-    if not isinstance(value, list):
-        return False
-    kinds = (_whole, _whole, _text, _flag, _number, _text)
-    return all(
-        isinstance(row, list)
-        and len(row) == len(kinds)
-        and all(right(each) for right, each in zip(kinds, row, strict=True))
-        for row in value
-    )
-
-
-_PATH: dict[str, Callable[[object], bool]] = {
-    "number": _whole,
-    "run": _text,
-    "parent": _or_none(_whole),
-    "fork_at": _or_none(_whole),
-    "seed": lambda it: type(it) is int,
-    "salt": lambda it: type(it) is int,
-    "tokens": _whole,
-    "value": _or_none(_text),
-    "verdict": _or_none(_verdict),
-    "confidence": _or_none(_number),
-    "vote": _or_none(_number),
-    "ended_by": _or_none(_text),
-    "why": _text,
+# What each part of a record has to be. Only the tests of the rules are used: an error names the whole part.
+_WHOLE = whole_between(0, (1 << 53) - 1)
+_NUMBER = ValueRule("a number", lambda it: type(it) in (int, float))
+_INTEGER = ValueRule("a whole number", lambda it: type(it) is int)
+_VERDICT_FIELDS = {"passed": FLAG, "score": _NUMBER, "reason": TEXT}
+_PATH_FIELDS = {
+    "number": _WHOLE,
+    "run": TEXT,
+    "parent": or_none(_WHOLE),
+    "fork_at": or_none(_WHOLE),
+    "seed": _INTEGER,
+    "salt": _INTEGER,
+    "tokens": _WHOLE,
+    "value": or_none(TEXT),
+    "verdict": or_none(_object(_VERDICT_FIELDS)),
+    "confidence": or_none(_NUMBER),
+    "vote": or_none(_NUMBER),
+    "ended_by": or_none(TEXT),
+    "why": TEXT,
 }
-_DECISION: dict[str, Callable[[object], bool]] = {
-    "round": _whole,
-    "action": _text,
-    "path": _or_none(_whole),
-    "tokens": _or_none(_whole),
-    "why": _text,
+_DECISION_FIELDS = {
+    "round": _WHOLE,
+    "action": TEXT,
+    "path": or_none(_WHOLE),
+    "tokens": or_none(_WHOLE),
+    "why": TEXT,
 }
-_USAGE: dict[str, Callable[[object], bool]] = {
-    "tokens": _whole,
-    "seconds": _number,
-    "branches": _whole,
-    "prompt_tokens": _whole,
-}
-_CUT: dict[str, Callable[[object], bool]] = {
-    "round": _whole,
-    "during": _flag,
-    "by": _text,
-    "why": _text,
-    "tokens": lambda it: isinstance(it, dict) and all(map(_whole, it.values())),
-}
-_RECORD: dict[str, Callable[[Any], bool]] = {
-    "method": _text,
-    "options": lambda it: isinstance(it, dict),
-    "seed": lambda it: type(it) is int,
-    "budget": lambda it: isinstance(it, dict),
-    "extract": _or_none(_text),
-    "verify": _or_none(_text),
-    "judge": _or_none(_text),
-    "rounds": _whole,
-    "answer": _or_none(_whole),
-    "value": _or_none(_text),
-    "votes": _table,
-    "usage": lambda it: _is(it, _USAGE),
-    "paths": lambda it: isinstance(it, list) and all(_is(each, _PATH) for each in it),
-    "decisions": lambda it: isinstance(it, list) and all(_is(each, _DECISION) for each in it),
-    "verdicts": _judged,
-    "cut": _or_none(lambda it: _is(it, _CUT)),
+_USAGE_FIELDS = {"tokens": _WHOLE, "seconds": _NUMBER, "branches": _WHOLE, "prompt_tokens": _WHOLE}
+_CUT_FIELDS = {"round": _WHOLE, "during": FLAG, "by": TEXT, "why": TEXT, "tokens": _table(_WHOLE)}
+_RECORD_FIELDS = {
+    "method": TEXT,
+    "options": OBJECT,
+    "seed": _INTEGER,
+    "budget": OBJECT,
+    "extract": or_none(TEXT),
+    "verify": or_none(TEXT),
+    "judge": or_none(TEXT),
+    "rounds": _WHOLE,
+    "answer": or_none(_WHOLE),
+    "value": or_none(TEXT),
+    "votes": _table(_NUMBER),
+    "usage": _object(_USAGE_FIELDS),
+    "paths": _list(_object(_PATH_FIELDS)),
+    "decisions": _list(_object(_DECISION_FIELDS)),
+    "verdicts": _list(_row(_WHOLE, _WHOLE, TEXT, FLAG, _NUMBER, TEXT)),
+    "cut": or_none(_object(_CUT_FIELDS)),
 }
 
 
 def read_record(record: Mapping[str, Any]) -> None:
     """Raises unless a record from a file has the form that this version writes."""
     if record.get("version") != VERSION:
-        found = shown(record.get("version"))
-        raise TraceError(f"search.version is {found}; {VERSION} is expected")
-    for name, right in _RECORD.items():
+        raise TraceError(f"search.version is {shown(record.get('version'))}; {VERSION} is expected")
+    for name, rule in _RECORD_FIELDS.items():
         if name not in record:
             raise TraceError(f"search.{name} is missing")
-        if not right(record[name]):
+        if not rule.fits(record[name]):
             raise TraceError(f"search.{name} is {shown(record[name])}, which is not the form of a search")
     for number, path in enumerate(record["paths"]):
         parent = path["parent"]

@@ -1,8 +1,8 @@
-"""One search while it runs: the requests of each round, the budget, and the record of what was decided.
+"""One search while it runs, round by round.
 
 `next_round` lets the method decide about the last round and returns the engine requests of the next one. The
-caller submits them and calls it again when all have ended; `solve.py` and the server do that. Between rounds
-a search holds nothing in the engine: a path that pauses leaves its keys and values in the cache.
+caller submits them and calls it again when all have ended; `solve.py` and the server do that. `growth.py`
+makes the requests, `budget.py` has the clock, and `record.py` the form of the record.
 """
 
 from __future__ import annotations
@@ -11,51 +11,33 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from glassloop.decode.stop import PAUSED, Pause
+from glassloop.decode.stop import PAUSED
 from glassloop.decode.task_kinds import SOLVE
 from glassloop.diffuse.write import DiffusionRequest
-from glassloop.engine.deadline import Deadline
 from glassloop.engine.fork import forked_run
-from glassloop.engine.owner import current_owner
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
-from glassloop.record.run_parts import Timings
 from glassloop.record.run_record import text_held_back
 from glassloop.record.token import Token
-from glassloop.search.budget import Budget
-from glassloop.search.confidence import WINDOW, lowest_group, token_confidences
+from glassloop.search.budget import Budget, SearchClock
+from glassloop.search.growth import MOST_TOKENS, PathGrowth, encode_forced, ends_step
 from glassloop.search.judging import Judging, Place
+from glassloop.search.path_confidence import WINDOW, lowest_group, token_confidences
+from glassloop.search.record import VERSION, plain
 from glassloop.search.search import Paths, Search
 from glassloop.search.solution import BY_BUDGET, BY_CALLER, BY_METHOD, Path, Solution, Spent
-from glassloop.search.steps import encode_forced, ends_step, step_ids
 from glassloop.search.verdict import Extractor, Verdict, Verifier, answer_of
 from glassloop.search.voting import votes_of
 
 if TYPE_CHECKING:
     from glassloop.engine.language_model import LanguageModel
 
-_MOST_TOKENS = 1 << 31
-_LAST_DECISIONS = 0.02  # the share of a budget of seconds, and
-_MOST_LAST_DECISIONS = 0.05  # the most seconds, that the method keeps for its answer
-_EXTRACTING = 2.0  # seconds after the budget in which answers are still read
 _SECONDS = "the budget of seconds is spent"
 _TOKENS = "the budget of tokens is spent"
 _BRANCHES = "the budget of branches is spent"
-
-
-@dataclass
-class Growth:
-    """What the driver knows of a path beside its record."""
-
-    forced: list[int]  # tokens that it continues with in its first round
-    arrived: float = 0.0  # when its first request was made
-    cached: int = 0
-    timings: Timings | None = None  # those of the rounds before the one that runs
-    by_budget: bool = False  # whether the budget, not the sampling options, limits the time of its request
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,6 @@ class Running:
         if method.needs_verifier and verifier is None:
             raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
         self.llm = llm
-        self.owner = current_owner()  # of its requests, whichever thread makes them
         self.method = method
         self.budget = budget
         self.judge = judge
@@ -102,14 +83,12 @@ class Running:
         self._extractor = extractor
         self._base = base
         self._sampling = base.sampling
-        self._compiled = question.compiled
-        self._priority = question.priority
         self._named = dict(named or {})
         self._past = past or RecordedSearch()
-        self._began: float | None = None
+        self._clock = SearchClock(budget.seconds)
         self._cut: dict[str, Any] | None = None
         self._roots: list[Run] = []
-        self._growth: dict[Path, Growth] = {}
+        self._growth = PathGrowth(llm, question, method.step)
         self._judging = Judging(_name(method), verifier, judge, self._past.verdicts)
         self._grown: list[Path] = []  # in the round that runs or has just ended
         self._just_ended: set[Path] = set()
@@ -122,8 +101,8 @@ class Running:
     def next_round(self) -> list[Request]:
         """Lets the method decide about the last round, and returns the requests of the next one. None: the
         search is over, and `solution` has its answer."""
-        if self._began is None:
-            self._began = perf_counter()
+        if not self._clock.running:
+            self._clock.start()
             if not self._cancelled:
                 self.method.start(self.paths)
         else:
@@ -143,7 +122,7 @@ class Running:
         if is_cut and not leases and cut is not None:
             self._cut_off(cut["by"], cut["why"], during=True)
         self._grown, self._previews = list(leases), {}
-        self.requests = self._requests(leases)
+        self.requests = self._growth.requests(leases, self._seconds_left)
         return self.requests
 
     def cancel(self, why: str, unwanted: bool = False) -> None:
@@ -159,7 +138,7 @@ class Running:
     @property
     def seconds(self) -> float:
         """The time since the search began."""
-        return 0.0 if self._began is None else perf_counter() - self._began
+        return self._clock.seconds
 
     @property
     def tokens(self) -> int:
@@ -225,8 +204,8 @@ class Running:
         run = forked_run(self.llm.requests, parent.run, at, is_edit=bool(forced))
         path = Path(len(self.paths), run, parent, steps=[step for step in parent.steps if step <= at])
         self._add(path, forced)
-        told = f"after {at} tokens of path {parent.number}"
-        self.paths.decide("fork", path, f"{told}, with {text!r}" if text else told)
+        where = f"after {at} tokens of path {parent.number}"
+        self.paths.decide("fork", path, f"{where}, with {text!r}" if text else where)
         if len(run.prompt_ids) + at + len(forced) >= self.llm.config.context:
             self.end(path, "length", "the context is full")
         return path
@@ -242,36 +221,36 @@ class Running:
         self.paths.decide("stop", path, why)
 
     def judged(self, path: Path, by: str) -> Verdict:
-        """Returns the verdict on a path as it is now. The verifier, or the judge, is asked once."""
+        """Returns the verdict on the present text of a path. The verifier, or the judge, is asked once."""
         place = path.number, len(path.run.tokens), by
         if place not in self._judging.verdicts:
             seconds = 0.0 if self._unwanted else self._seconds_left
             verdict = self._judging.ask(place, path.run.text, seconds)
-            self.paths.decide("verdict", path, _told(verdict))
+            self.paths.decide("verdict", path, _verdict_text(verdict))
         path.verdict = self._judging.verdicts[place]
         return path.verdict
 
     def _add(self, path: Path, forced: list[int]) -> Path:
         self.paths.add(path)
-        self._growth[path] = Growth(forced)
+        self._growth.add(path, forced)
         return path
 
     def preview(self, path: Path) -> Path:
-        """Returns a path as it is in the middle of a round, to be shown: with its answer if its run has ended
-        by now, else with the confidence of its last group of tokens. Nothing is decided by it."""
+        """Returns a copy of a path in the middle of a round, to be shown: with its answer if its run has
+        ended by now, else with the confidence of its last group of tokens. Nothing is decided by it."""
         run = path.run
         if not path.running:
             return path
         if path in self._previews:
             return self._previews[path]
-        seen = copy(path)
+        shown_path = copy(path)
         if run.finish_reason is None or _has_paused(run):
-            seen.confidence = self._lowest_group(run.tokens[-self._window :])
-            return seen
+            shown_path.confidence = self._lowest_group(run.tokens[-self._window :])
+            return shown_path
         with suppress(Exception):  # an extractor that fails is an error at the end of the round
-            self._conclude(seen, run.finish_reason, run.stop_reason or "")
-        self._previews[path] = seen
-        return seen
+            self._conclude(shown_path, run.finish_reason, run.stop_reason or "")
+        self._previews[path] = shown_path
+        return shown_path
 
     def _close(self, path: Path, by: str, why: str) -> None:
         self._conclude(path, by, why)
@@ -282,7 +261,7 @@ class Running:
         path.ended_by, path.why = by, why
         path.confidence = self._lowest_group(path.run.tokens)
         if self._extractor is not None and by != "error":
-            path.value = answer_of(self._extractor, path.run.text, self._extracting_until)
+            path.value = answer_of(self._extractor, path.run.text, self._clock.extracting_until)
 
     @property
     def _window(self) -> int:
@@ -304,7 +283,7 @@ class Running:
         timed_out = cancelled = False
         for path in self._grown:
             run = path.run
-            self._add_timings(path)
+            self._growth.add_timings(path)
             out_of_time = run.finish_reason == "timeout" and self._growth[path].by_budget
             if _has_paused(run):
                 if ends_step(path.run, self.method.step):
@@ -325,30 +304,12 @@ class Running:
         elif timed_out:
             self._cut_off(BY_BUDGET, _SECONDS, during=True)
 
-    def _add_timings(self, path: Path) -> None:
-        """Adds the times of the last round to those of the rounds before."""
-        growth, run = self._growth[path], path.run
-        if growth.timings is not None:
-            before, last = growth.timings, run.timings
-            decode = before.decode + last.prefill + last.decode
-            run.timings = replace(before, decode=decode, preempted=last.preempted)
-            run.cached_tokens = growth.cached
-        growth.timings, growth.cached = copy(run.timings), run.cached_tokens
-
     # ── the budget ─────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _seconds_left(self) -> float | None:
-        limit = self.budget.seconds
-        if limit is None or self._past.cut is not None:
-            return None
-        return limit - min(_LAST_DECISIONS * limit, _MOST_LAST_DECISIONS) - self.seconds
-
-    @property
-    def _extracting_until(self) -> Deadline | None:
-        """When extractors must have ended: paths that time has cut off have an answer, too."""
-        limit = self.budget.seconds
-        return None if limit is None else Deadline(max(0.0, limit + _EXTRACTING - self.seconds), "extract")
+        """What the budget leaves; None: no limit, or the record of a replay says where time ends it."""
+        return None if self._past.cut is not None else self._clock.left
 
     @property
     def _step_seconds(self) -> float:
@@ -378,11 +339,11 @@ class Running:
             self.end(path, by, why)
 
     def _leases(self) -> dict[Path, int]:
-        """Returns the paths of the next round, and the number of tokens up to which each may grow. What the
+        """Returns the paths of the next round, and the number of tokens that each may reach. What the
         budget has left is shared equally. Where there is less than a token for each path, the last ones
         end."""
         open_paths = [path for path in self.paths.running if not path.held]
-        share = _MOST_TOKENS
+        share = MOST_TOKENS
         if self.budget.tokens is not None:
             left = self.budget.tokens - self.tokens
             while open_paths and left < sum(1 + len(self._growth[path].forced) for path in open_paths):
@@ -392,63 +353,20 @@ class Running:
         if not open_paths:
             for path in self.paths.running:
                 self.end(path, BY_METHOD, "no other path runs, and the method has not released it")
-        most = min(share, self.method.stride or _MOST_TOKENS)
+        most = min(share, self.method.stride or MOST_TOKENS)
         leases = {path: len(path.run.tokens) + len(self._growth[path].forced) + most for path in open_paths}
         cut = self._past.cut
-        if (
-            cut is not None and cut["during"] and cut["round"] == self.round + 1
-        ):  # the round that time has cut
+        if cut is not None and cut["during"] and cut["round"] == self.round + 1:  # time has cut this round
             for path in open_paths:
                 leases[path] = cut["tokens"].get(str(path.number), leases[path])
         return {path: tokens for path, tokens in leases.items() if tokens > len(path.run.tokens)}
-
-    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def _requests(self, leases: dict[Path, int]) -> list[Request]:
-        """Returns the requests for the paths of a round. Those that begin share one, so that the prompt is
-        computed once."""
-        made: list[Request] = []
-        now = perf_counter()
-        new = [path for path in leases if not path.run.tokens and not self._growth[path].forced]
-        for tokens in dict.fromkeys(leases[path] for path in new):
-            made.append(self._request([path for path in new if leases[path] == tokens], tokens, now))
-        made += [self._request([path], leases[path], now) for path in leases if path not in new]
-        return made
-
-    def _request(self, paths: list[Path], tokens: int, now: float) -> Request:
-        growth = self._growth[paths[0]]
-        forced, growth.forced = growth.forced, []
-        for path in paths:
-            self._growth[path].arrived = self._growth[path].arrived or now
-        sampling, left = self._sampling, self._seconds_left
-        if left is not None:
-            limit = max(now - growth.arrived + left, 1e-6)
-            by_budget = sampling.timeout is None or limit < sampling.timeout
-            for path in paths:
-                self._growth[path].by_budget = by_budget
-            if by_budget:
-                sampling = replace(sampling, timeout=limit)
-        ids = step_ids(self.llm.tokenizer, self.method.step) if self.method.step else frozenset()
-        first = len(paths[0].run.tokens) + len(forced)
-        return Request(
-            self._base.prompt_ids,
-            sampling,
-            [path.run for path in paths],
-            priority=self._priority,
-            forced=forced,
-            pause=Pause(tokens, ids, first) if ids or tokens < _MOST_TOKENS else None,
-            drafts=self.llm.drafts,
-            owner=self.owner,
-            arrived=growth.arrived,
-            built=self._compiled,
-        )
 
     # ── the record ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _record(self, chosen: Path | None, votes: dict[str, float], usage: Spent) -> dict[str, Any]:
         judged = [[*place, *asdict(verdict).values()] for place, verdict in self._judging.verdicts.items()]
         return {
-            "version": 1,
+            "version": VERSION,
             "method": _name(self.method),
             "options": plain(self.method.options),
             "seed": self._base.seed,
@@ -466,17 +384,6 @@ class Running:
         }
 
 
-def plain(value: Any) -> Any:
-    """Returns a value as JSON has it; what JSON does not have is told by its name."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return getattr(value, "__name__", type(value).__name__)
-
-
 def _has_paused(run: Run) -> bool:
     """Returns whether a run has ended only for this round."""
     return run.finish_reason == PAUSED.reason and run.stop_reason == PAUSED.detail
@@ -486,6 +393,6 @@ def _name(method: Search) -> str:
     return method.name or type(method).__name__
 
 
-def _told(verdict: Verdict) -> str:
-    told = f"{'passed' if verdict.passed else 'failed'}, score {verdict.score:g}"
-    return f"{told}: {verdict.reason}" if verdict.reason else told
+def _verdict_text(verdict: Verdict) -> str:
+    text = f"{'passed' if verdict.passed else 'failed'}, score {verdict.score:g}"
+    return f"{text}: {verdict.reason}" if verdict.reason else text

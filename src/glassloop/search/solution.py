@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from glassloop.errors import TraceError
+from glassloop.record.format.glass_file import read, write
 from glassloop.record.run import Run
+from glassloop.search.record import read_record
 from glassloop.search.verdict import Verdict
+from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
     from glassloop.engine.local import LocalModel
-    from glassloop.search.record import Replayed
 
 # How a path ended: as its run did (stop, length, repetition, timeout, error), or because the method stopped
 # it (search), the budget was spent (budget), or the caller cancelled the search (cancelled).
@@ -134,31 +139,79 @@ class Solution:
 
     def to_dict(self, texts: bool = True) -> dict[str, Any]:
         """Returns the solution as JSON has it; `texts` adds the text of every path."""
-        made = {"value": self.value, "text": self.text, **self.record}
+        solution = {"value": self.value, "text": self.text, **self.record}
         if texts:
-            told = zip(self.record["paths"], self.paths, strict=True)
-            made["paths"] = [{**plain, "text": path.run.text} for plain, path in told]
-        return made
+            pairs = zip(self.record["paths"], self.paths, strict=True)
+            solution["paths"] = [{**plain, "text": path.run.text} for plain, path in pairs]
+        return solution
 
-    def replay(self, llm: LocalModel | None = None, **given: Any) -> Replayed:
+    def replay(self, llm: SearchReplayer | None = None, **options: Any) -> Replayed:
         """Makes the search again, with the same decisions about time, and compares every decision and every
         token. A method of one's own is given again as `method=`."""
-        from glassloop.search.record import replay
-
-        return replay(self, llm, **given)
+        if not self.paths:
+            raise TraceError("the search has no paths; at least one is expected for a replay")
+        first = self.paths[0].run
+        replayer = cast("SearchReplayer | None", llm or first.llm)  # the LLM that made the run
+        if replayer is None:
+            raise TraceError(f"the search was read from a file; llm= is expected, an LLM with {first.model}")
+        return replayer.replay_search(self, **options)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the runs of all paths, with the record of the search, as one `.glass` file."""
-        from glassloop.search.record import save
-
-        save(self, path)
+        if not self.paths:
+            raise TraceError("the search has no paths; at least one is expected for a file")
+        write(path, [each.run for each in self.paths])
 
     @staticmethod
     def load(path: str | PathLike[str], *, llm: LocalModel | None = None) -> Solution:
         """Returns the search in a `.glass` file. With `llm` it can be replayed."""
-        from glassloop.search.record import load
-
-        return load(path, llm)
+        runs = read(path)
+        for run in runs:
+            run.attach(llm)
+        return from_runs(runs, os.fspath(path))
 
     def __repr__(self) -> str:
         return f"Solution({self.value!r}, {len(self.paths)} paths, {self.usage.tokens} tokens)"
+
+
+def from_runs(runs: Sequence[Run], where: str) -> Solution:
+    """Returns the search whose record is in one of these runs; `where` is named in errors."""
+    record = next((run.search for run in runs if run.search is not None), None)
+    if record is None:
+        raise TraceError(f"{where} has no search; a file of Solution.save is expected")
+    read_record(record)
+    by_id = {run.id: run for run in runs}
+    paths: list[Path] = []
+    for plain in record["paths"]:
+        run = by_id.get(plain["run"])
+        if run is None:
+            raise TraceError(f"{where}: the run {shown(plain['run'])} of path {plain['number']} is missing")
+        verdict = None if plain["verdict"] is None else Verdict(**plain["verdict"])
+        parent = None if plain["parent"] is None else paths[plain["parent"]]
+        ending = {name: plain[name] for name in ("value", "confidence", "vote", "ended_by", "why")}
+        paths.append(Path(plain["number"], run, parent, verdict=verdict, **ending))
+    decisions = [Decision(**each) for each in record["decisions"]]
+    answer = None if record["answer"] is None else paths[record["answer"]]
+    return Solution(answer, paths, record["votes"], decisions, Spent(**record["usage"]), record)
+
+
+class SearchReplayer(Protocol):
+    """What can make a search again: an `LLM`."""
+
+    def replay_search(self, solution: Solution, **options: Any) -> Replayed: ...
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The result of making a search again: identical if every decision and every token is the same."""
+
+    identical: bool
+    decisions: int  # that were compared
+    tokens: int
+    difference: str | None  # the first one, in words
+    solution: Solution
+
+    def __str__(self) -> str:
+        if self.identical:
+            return f"identical: {self.decisions} decisions, {self.tokens} tokens"
+        return f"differs: {self.difference}"

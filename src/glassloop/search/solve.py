@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 from glassloop.decode.defaults import resolve, split_options
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.task_kinds import SOLVE
 from glassloop.engine.request import Request, draw_seed
 from glassloop.engine.request_maker import check_priority
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.search.budget import Budget
-from glassloop.search.methods import METHODS, make_method
-from glassloop.search.own import OWN_METHODS
-from glassloop.search.running import RecordedSearch, Running, plain
+from glassloop.search.methods import make_method
+from glassloop.search.record import plain
+from glassloop.search.running import RecordedSearch, Running
 from glassloop.search.search import Search
 from glassloop.search.solution import Solution
 from glassloop.search.verdict import Extractor, Verifier
@@ -74,13 +73,13 @@ def solve_each(
     )
     if len(each) != len(questions):
         raise GlassloopError.about("verify", f"has {len(each)} entries; {len(questions)} are expected")
-    own, _ = split_options(options)
-    seed = own.get("seed", None if sampling is None else sampling.seed)
+    sampling_options, _ = split_options(options)
+    seed = sampling_options.get("seed", None if sampling is None else sampling.seed)
 
     def make(index: int) -> Running:
         seeded: dict[str, Any] = {} if seed is None else {"seed": list_seed(seed, index)}
-        given = {**options, **seeded}
-        return prepare(llm, questions[index], method, sampling=sampling, verify=each[index], **given)
+        all_options = {**options, **seeded}
+        return prepare(llm, questions[index], method, sampling=sampling, verify=each[index], **all_options)
 
     window = in_flight or max(2, 2 * llm.engine.loop.scheduler.most_running // _paths(method, options))
     return drive_all(llm, make, len(questions), window)
@@ -103,13 +102,13 @@ def prepare(
     past: RecordedSearch | None = None,
     **options: Any,
 ) -> Running:
-    """Returns a search, checked, of which nothing is computed yet."""
-    own, others = split_options(options)
+    """Returns a checked search that has not begun."""
+    sampling_options, others = split_options(options)
     count = n if n is not None else samples
-    made = make_method(method, others if count is None else {"n": count, **others})
+    searcher = make_method(method, others if count is None else {"n": count, **others})
     if method is not None and sampling is None:
-        own = _with_defaults(llm, own)
-    chosen = made.sampling(resolve(sampling, own, llm.default_sampling))
+        sampling_options = _with_defaults(llm, sampling_options)
+    chosen = searcher.sampling(resolve(sampling, sampling_options, llm.default_sampling))
     if chosen.seed is None:
         chosen = replace(chosen, seed=draw_seed())
     request = _request(llm, question, chosen, chat)
@@ -122,7 +121,7 @@ def prepare(
     return Running(
         llm,
         request,
-        made,
+        searcher,
         limits,
         extractor=named_extractor(extract),
         verifier=named_verifier(verify),
@@ -130,47 +129,6 @@ def prepare(
         named=named,
         past=past,
     )
-
-
-def prepare_again(
-    llm: LocalModel, solution: Solution, past: RecordedSearch, method: Search | None, **given: Any
-) -> Callable[[], Solution]:
-    """Returns a function that makes a recorded search again. `extract` and `verify` may be given again where
-    they were functions."""
-    record, first = solution.record, solution.paths[0].run
-    if method is None and record["method"] not in (*METHODS, *OWN_METHODS):
-        problem = f"is missing; the search was made by {record['method']}, which is not built in"
-        raise GlassloopError.about("method", problem)
-    made = method.fresh() if method is not None else _made_again(record["method"], record["options"])
-    sampling = SOLVE.acting(replace(first.sampling, seed=first.seed))
-    request = llm.prepare(first.prompt_ids, sampling, messages=first.messages)
-    request.runs[0].prompt = first.prompt
-    extract = given.get("extract", record["extract"])
-    if extract is None or (isinstance(extract, str) and extract.startswith("<")):
-        # It was a function, which is not in the record; what it found is.
-        extract = {path.run.text: path.value for path in solution.paths}.get
-    running = Running(
-        llm,
-        request,
-        made,
-        Budget.of(record["budget"]),
-        extractor=named_extractor(extract),
-        verifier=named_verifier(given.get("verify", _unknown)),
-        judge=None if record["judge"] is None else named_verifier(given.get("judge", _unknown)),
-        named={name: record[name] for name in ("extract", "verify", "judge")},
-        past=past,
-    )
-    return lambda: drive(running, None)
-
-
-def _made_again(name: str, options: Mapping[str, Any]) -> Search:
-    """Returns the built-in method of a record, whose options may be those of an earlier version."""
-    earlier = METHODS[name].earlier if name in METHODS else {}
-    return make_method(name, {**earlier, **options})
-
-
-def _unknown(text: str) -> bool:
-    raise GlassloopError("the record has no verdict on a text that the replay came to; verify= is expected")
 
 
 # ── driving ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -275,13 +233,13 @@ def withdraw(running: Running, requests: Sequence[Request], wait: bool = True) -
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _with_defaults(llm: LocalModel, own: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(llm: LocalModel, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sampling options with those that a search has by default: several paths with temperature 0
     would all be the same."""
-    made = {"max_tokens": MAX_TOKENS, **own}
+    defaults = {"max_tokens": MAX_TOKENS, **options}
     if llm.default_sampling.temperature == Sampling().temperature:
-        made.setdefault("temperature", TEMPERATURE)
-    return made
+        defaults.setdefault("temperature", TEMPERATURE)
+    return defaults
 
 
 def _request(llm: LocalModel, question: Question, sampling: Sampling, chat: bool | None) -> Request:
@@ -321,6 +279,6 @@ def named_verifier(verify: str | Verifier | None, field: str = "verify") -> Veri
     return find_verifier(verify, field)
 
 
-def _name(given: object) -> str | None:
+def _name(function: object) -> str | None:
     """Returns how a record names an extractor or a verifier; a function in angle brackets."""
-    return given if given is None or isinstance(given, str) else f"<{plain(given)}>"
+    return function if function is None or isinstance(function, str) else f"<{plain(function)}>"

@@ -70,7 +70,7 @@ def verdict_of(verifier: Verifier, text: str, until: Deadline | None = None) -> 
 def answer_of(extractor: Extractor, text: str, until: Deadline | None = None) -> str | None:
     """Returns the answer that an extractor finds in a text, checked: answers are counted and recorded. Those
     that can be given a deadline raise an error when it is over."""
-    found = extractor(text, until) if isinstance(extractor, TimedExtractor) else extractor(text)
-    if found is not None and not isinstance(found, str):
-        raise GlassloopError.about("extract", f"returned {shown(found)}; a text or None is expected")
-    return found
+    answer = extractor(text, until) if isinstance(extractor, TimedExtractor) else extractor(text)
+    if answer is not None and not isinstance(answer, str):
+        raise GlassloopError.about("extract", f"returned {shown(answer)}; a text or None is expected")
+    return answer

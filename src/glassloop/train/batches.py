@@ -15,11 +15,25 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.train.order import BLOCKS, DOCUMENTS, SHIFT, number, order
-from glassloop.train.tokens import TokenFiles
+from glassloop.decode.luck import hash_ids, luck_key
+from glassloop.train.token_files import TokenFiles
 
 Packing = Literal["stream", "whole"]
 IGNORED = -100  # the target of a row that the loss does not count, as torch's cross_entropy has it
+
+# What a hash is used for. Each use has hashes of its own.
+DOCUMENTS, BLOCKS, SHIFT, DROPOUT, ON_POLICY = range(5)
+
+
+def order(seed: int, epoch: int, use: int, count: int) -> NDArray[np.int64]:
+    """Returns the numbers below `count` in the order of their hashes."""
+    hashes = hash_ids(luck_key(seed, epoch, use), np.arange(count, dtype=np.int64))
+    return np.argsort(hashes, kind="stable").astype(np.int64)
+
+
+def number(seed: int, epoch: int, use: int, below: int) -> int:
+    """Returns one hashed number below a bound."""
+    return luck_key(seed, epoch, use) % below
 
 
 class Range(NamedTuple):

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from glassloop.train.config import TrainConfig, TrainError, TrainingInterrupted, make_config, options
-from glassloop.train.drafter_command import add_drafter, run_drafter
-from glassloop.train.exposure_command import add_exposure, run_exposure
 from glassloop.train.flags import add_flag, add_output, config_file, given_settings
-from glassloop.train.holes_command import add_holes, run_holes
 from glassloop.train.presets import FITTED, PRESETS, fitted
+from glassloop.train.research.drafter_command import add_drafter, run_drafter
+from glassloop.train.research.exposure_command import add_exposure, run_exposure
+from glassloop.train.research.holes_command import add_holes, run_holes
+from glassloop.train.research.sweep_command import add_sweep, run_sweep
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.sweep_command import add_sweep, run_sweep
 from glassloop.util.shown import shown
 
 # Commands that are `run` with a preset of their own.
@@ -158,14 +158,14 @@ def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
         case "exposure":
             run_exposure(parsed)
         case "show":
-            from glassloop.train.show import history, show_text
+            from glassloop.train.run_history import history, show_text
 
             entries = history(Path(parsed.out))
             print(json.dumps(entries) if parsed.json else show_text(entries))
         case "prepare":
             _prepare(parsed)
         case "tokenizer":
-            from glassloop.train.tokenizer import train_bpe, train_characters
+            from glassloop.train.new_tokenizer import train_bpe, train_characters
 
             if parsed.characters:
                 print(train_characters(parsed.data, Path(parsed.out)))

@@ -224,6 +224,24 @@ def _check(each: Field[Any], hint: Any, value: Any) -> None:
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
+def plan_text(config: TrainConfig, steps: int, data: int) -> str:
+    """Returns what `steps` steps read, where the data has this many tokens for training."""
+    times = config.tokens_per_step / max(1, data)
+    each = (
+        f"it {times:.1f} times"
+        if times >= 1.05
+        else "it once"
+        if times > 0.95
+        else f"{100 * times:.3g} % of it"
+    )
+    sequences = config.batch * config.accumulate
+    return (
+        f"{steps:,} {'step' if steps == 1 else 'steps'} of {config.tokens_per_step:,} tokens"
+        f" ({sequences} × {config.length}); the data has {data:,} tokens: a step reads {each},"
+        f" all of them read it {steps * times:,.1f} times"
+    )
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the settings of a TOML file. `preset` may be among them."""
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 from glassloop.errors import GlassloopError
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
-from glassloop.train.export import TYPES, tokenizer_files, write_model_folder
 from glassloop.train.gguf_file import write_gguf
 from glassloop.train.lora import merged
+from glassloop.train.model_folder import TYPES, tokenizer_files, write_model_folder
 
 GGUF_FORMATS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8": "Q8_0", "q4": "Q4_1"}
 

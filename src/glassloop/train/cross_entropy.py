@@ -33,8 +33,8 @@ def head_cross_entropy(
     time.
     """
     piece = _compiled_piece() if compiled else _piece
-    found: torch.Tensor = _HeadCrossEntropy.apply(hidden, weight, targets, softcap, dtype, most_logits, piece)
-    return found
+    loss: torch.Tensor = _HeadCrossEntropy.apply(hidden, weight, targets, softcap, dtype, most_logits, piece)
+    return loss
 
 
 class _HeadCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
@@ -87,10 +87,10 @@ def soft_cross_entropy(
     `scales` has the factor of each row, [hiddens, rows]. Products are computed in `dtype`, sums in float32 or
     more. At most about `most_logits` logits of each kind exist at a time.
     """
-    found: torch.Tensor = _SoftCrossEntropy.apply(
+    loss: torch.Tensor = _SoftCrossEntropy.apply(
         weight, scales, theirs, their_weight, dtype, most_logits, *hiddens
     )
-    return found
+    return loss
 
 
 class _SoftCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
@@ -184,5 +184,5 @@ def _summed(dtype: torch.dtype) -> torch.dtype:
 
 @cache
 def _compiled_piece() -> Piece:
-    found: Piece = torch.compile(_piece)
-    return found
+    compiled: Piece = torch.compile(_piece)
+    return compiled

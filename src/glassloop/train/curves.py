@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.chart import COLOURS, Chart
-from glassloop.train.write_safetensors import whole_file
+from glassloop.util.chart import COLOURS, Chart
+from glassloop.util.files import whole_file
 
 Point = dict[str, Any]
 
@@ -31,6 +31,11 @@ class Curves:
 
     def close(self) -> None:
         self._file.close()
+
+
+def step_facts(step: int, steps: int, loss: float, tokens_per_second: float) -> str:
+    """Returns what the progress of a run says of a step."""
+    return f"step {step}/{steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
 
 
 def read_points(path: Path) -> list[Point]:

@@ -1,5 +1,10 @@
 """Writes GGUF files: the inverse of `model/gguf.py`, `model/config_gguf.py` and
-`text/readers/gguf_vocab.py`."""
+`text/readers/gguf_vocab.py`.
+
+Most of it maps configs and tokenizers, which no library does. `glassloop models convert` is a command of the
+core package, so the fifty lines that write the file are here too: the `gguf` package would add `requests`,
+`pyyaml` and `tqdm` to its dependencies, and 0.6 s to its start.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ from glassloop.model.weights import family_of
 from glassloop.ops.quant import F32, FORMATS, Bytes, Float32, Format, quantize
 from glassloop.ops.tensor import Computed, Tensor
 from glassloop.text.pretokenizers import GGUF_RULES
-from glassloop.train.write_safetensors import whole_file
+from glassloop.util.files import whole_file
 
 _ALIGNMENT = 32
 _UINT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _INT32 = 4, 6, 7, 8, 9, 5
@@ -103,7 +108,7 @@ def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
     so."""
     fused = any(isinstance(entry, WeightPart) for entry in family_of(config).layer.values())
     layer = GGUF_FUSED_LAYER if fused else GGUF_LAYER
-    found: dict[str, list[_Weight]] = {}
+    weights_of: dict[str, list[_Weight]] = {}
     for name in config.shapes():  # q, k, v in this order, which is the order of the parts
         stem, _, suffix = name.rpartition(".")
         kind = ""
@@ -113,8 +118,8 @@ def _named(config: ModelConfig, pairs: bool) -> dict[str, list[_Weight]]:
             theirs = (entry.name if isinstance(entry, WeightPart) else entry).format(i=index)
         else:
             theirs = GGUF_TOP[stem]
-        found.setdefault(f"{theirs}.{suffix}", []).append(_Weight(name, pairs and kind in ("q", "k")))
-    return found
+        weights_of.setdefault(f"{theirs}.{suffix}", []).append(_Weight(name, pairs and kind in ("q", "k")))
+    return weights_of
 
 
 def _tensor(
@@ -258,15 +263,15 @@ def _tokenizer(files: ModelFiles) -> dict[str, Any]:
     return values
 
 
-def _word_rule(files: ModelFiles, found: Any, ignore_merges: bool) -> str:
-    """Returns GGUF's name for the rule by which a tokenizer.json cuts words."""
+def _word_rule(files: ModelFiles, pre_tokenizer: Any, ignore_merges: bool) -> str:
+    """Returns GGUF's name for the rule that a tokenizer.json cuts words with."""
     for name, rule in GGUF_RULES.items():
         built = rule.build().__getstate__()
-        same = json.loads(built if isinstance(built, (str, bytes)) else bytes(built)) == found
+        same = json.loads(built if isinstance(built, (str, bytes)) else bytes(built)) == pre_tokenizer
         if same and rule.ignore_merges == ignore_merges:
             return name
     gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    if isinstance(found, dict) and gpt2.items() <= found.items():
+    if isinstance(pre_tokenizer, dict) and gpt2.items() <= pre_tokenizer.items():
         return "gpt-2"
     raise ModelError(f"{files.path}: GGUF has no name for the way in which this tokenizer cuts words")
 

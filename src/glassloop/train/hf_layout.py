@@ -37,7 +37,7 @@ def hf_tensors(
     """Returns the weights of a model as transformers names and stores them: fused, transposed, norms from
     zero, as the family has it. `gradients`: the arrays are gradients of the weights."""
     family = family_of(config)
-    made: dict[str, Float32] = {}
+    tensors: dict[str, Float32] = {}
     fused: dict[str, dict[int, Float32]] = {}
     for name in config.shapes():
         theirs, part = hf_name(config, name)
@@ -45,13 +45,13 @@ def hf_tensors(
         if family.norms_from_zero and name.endswith("_norm.weight") and not gradients:
             values = values - np.float32(1)
         if part is None:
-            made[theirs] = values
+            tensors[theirs] = values
         else:
             fused.setdefault(theirs, {})[part.place] = values
-    made |= {name: np.concatenate([parts[i] for i in sorted(parts)]) for name, parts in fused.items()}
+    tensors |= {name: np.concatenate([parts[i] for i in sorted(parts)]) for name, parts in fused.items()}
     if family.transposed:
-        made = {name: v.T if ".c_" in name and v.ndim == 2 else v for name, v in made.items()}
-    return {name: np.ascontiguousarray(values, np.float32) for name, values in made.items()}
+        tensors = {name: v.T if ".c_" in name and v.ndim == 2 else v for name, v in tensors.items()}
+    return {name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}
 
 
 def hf_config(config: ModelConfig, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 def target_names(config: ModelConfig, targets: tuple[str, ...]) -> list[str]:
     """Returns the matrices that get an adapter: `layers.0.q` and so on. Raises if the model has none, or
     stores one of them as a part of a larger matrix, for which PEFT has no layout."""
-    found = [
+    names = [
         name.removesuffix(".weight")
         for name in config.shapes()
         if name.startswith("layers.") and name.endswith(".weight") and name.split(".")[2] in targets
     ]
-    for name in found:
+    for name in names:
         if hf_name(config, f"{name}.weight")[1] is not None:
             raise TrainError.about(
                 "lora_targets",
                 f"has {name.split('.')[2]!r}, which {config.family} models keep in one matrix with others;"
                 " o, up and down are expected",
             )
-    if not found:
+    if not names:
         raise TrainError.about("lora_targets", f"names no matrix of this {config.family} model")
-    return found
+    return names
 
 
 def add_adapters(network: Network, config: TrainConfig) -> None:
@@ -50,7 +50,7 @@ def add_adapters(network: Network, config: TrainConfig) -> None:
     begins with uniform random numbers and `up` with zeros, so that the model begins unchanged."""
     import torch
 
-    from glassloop.train.ops import TrainedLowRank
+    from glassloop.train.gradient_ops import TrainedLowRank
 
     random = np.random.default_rng(config.seed)
     network.freeze()

@@ -18,10 +18,10 @@ from glassloop.train.config import TrainConfig, TrainError
 
 def choose_device(config: TrainConfig) -> str:
     """Returns "cuda" or "cpu". Raises if a GPU is asked for and there is none."""
-    found = torch.cuda.is_available()
-    if config.device == "cuda" and not found:
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
         raise TrainError.about("device", "is 'cuda', but torch finds no GPU; cpu or auto is expected")
-    return "cuda" if config.device == "cuda" or (config.device == "auto" and found) else "cpu"
+    return "cuda" if config.device == "cuda" or (config.device == "auto" and has_gpu) else "cpu"
 
 
 def cores() -> int:
@@ -44,8 +44,8 @@ def settled(config: TrainConfig) -> TrainConfig:
 def send(array: NDArray[Any], device: str) -> torch.Tensor:
     """Returns an array on a device. It is copied from pinned memory, so that the copy does not wait for what
     the device still computes."""
-    found = torch.from_numpy(np.ascontiguousarray(array))
-    return found if device == "cpu" else found.pin_memory().to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from glassloop.model.config import ModelConfig
 from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
-from glassloop.train.ops import SequenceBatch, TrainOps
+from glassloop.train.gradient_ops import SequenceBatch, TrainOps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,13 +145,13 @@ class Network:
         teacher: Network,
         share: float,
     ) -> torch.Tensor:
-        own = F.log_softmax(self.transformer.logits(hidden).float(), dim=-1)
+        logprobs = F.log_softmax(self.transformer.logits(hidden).float(), dim=-1)
         with torch.no_grad():
             wanted = F.log_softmax(teacher.transformer.logits(theirs).float(), dim=-1)
-        divergence = (wanted.exp() * (wanted - own)).sum(-1)
+        divergence = (wanted.exp() * (wanted - logprobs)).sum(-1)
         counted = (targets >= 0).to(divergence.dtype)
         total = (divergence * counted).sum() * share
-        return total + F.nll_loss(own, targets, reduction="sum") * (1 - share) if share < 1 else total
+        return total + F.nll_loss(logprobs, targets, reduction="sum") * (1 - share) if share < 1 else total
 
     def _hidden(self, batch: SequenceBatch) -> torch.Tensor:
         batch.make_masks({layer.mixer.window for layer in self.config.layers})
@@ -167,8 +167,8 @@ class Network:
         """Computes products in bfloat16 inside the block, if the network does."""
         if not self.bf16:
             return nullcontext()
-        found: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
-        return found
+        autocast: AbstractContextManager[None] = torch.autocast(self.device.split(":")[0], torch.bfloat16)
+        return autocast
 
 
 class _Compiled:
@@ -187,13 +187,13 @@ Layers = list[tuple[Sublayer, Sublayer]]
 
 
 def _compiled_groups(layers: Layers) -> Layers:
-    """Returns layers of which the first sublayer of each group computes the whole group."""
+    """Returns layers in groups; the first sublayer of each group computes the whole group."""
     size = _group_size(len(layers))
-    found: Layers = []
+    groups: Layers = []
     for at in range(0, len(layers), size):
         group = [sublayer for layer in layers[at : at + size] for sublayer in layer]
-        found.append((_Compiled(group), _Compiled(())))  # type: ignore[arg-type]
-    return found
+        groups.append((_Compiled(group), _Compiled(())))  # type: ignore[arg-type]
+    return groups
 
 
 def _group_size(layers: int) -> int:
@@ -210,7 +210,7 @@ def _forward(sublayers: Sequence[Sublayer], x: torch.Tensor, step: ForwardStep) 
 
 @cache
 def _compiled_forward() -> Callable[[Sequence[Sublayer], torch.Tensor, ForwardStep], torch.Tensor]:
-    found: Callable[[Sequence[Sublayer], torch.Tensor, ForwardStep], torch.Tensor] = torch.compile(
+    compiled: Callable[[Sequence[Sublayer], torch.Tensor, ForwardStep], torch.Tensor] = torch.compile(
         _forward, dynamic=False
     )
-    return found
+    return compiled

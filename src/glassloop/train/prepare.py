@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from glassloop.errors import TextError
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.sources import Document, describe, find_files, read_documents
-from glassloop.train.tokens import DataError, TokenFiles, TokenWriter
+from glassloop.train.token_files import DataError, TokenFiles, TokenWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,10 +39,10 @@ def prepare_tokens(
     else."""
     files = find_files(data)
     writer = TokenWriter(folder, vocab_size or tokenizer.vocab_size)
-    told = _Told(report)
+    reported = _ReportedDocuments(report)
     for document in read_documents(files):
         try:
-            ids, learned = encode(document._replace(pieces=told.while_read(document.pieces)), tokenizer)
+            ids, learned = encode(document._replace(pieces=reported.while_read(document.pieces)), tokenizer)
         except TextError as error:
             raise DataError(f"{document.where}: {error}") from None
         if longest is not None and len(ids) > longest:
@@ -50,15 +50,15 @@ def prepare_tokens(
                 f"{document.where}: has {len(ids)} tokens; at most {longest} fit into a sequence{remedy}"
             )
         writer.add(ids, learned)
-        told.documents += 1
-        told.now_and_then()
+        reported.documents += 1
+        reported.now_and_then()
     eos = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
     return writer.finish(
         sources=[describe(path) for path in files], tokenizer=tokenizer_files or {}, eos_id=eos
     )
 
 
-class _Told:
+class _ReportedDocuments:
     """Reports how much has been read, when a few seconds have passed since the last time."""
 
     def __init__(self, report: Callable[[str], None]) -> None:

@@ -136,37 +136,37 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def fitted(
-    preset: Mapping[str, Any], given: Mapping[str, Any], data: Sequence[str], device: str
+    preset: Mapping[str, Any], flags: Mapping[str, Any], data: Sequence[str], device: str
 ) -> dict[str, Any]:
     """Returns the settings of a preset that trains a model further, for these data and "cpu" or "cuda": text
     files are cut into sequences, a step reads the data at most once and on a CPU no more than a few hundred
-    tokens, small data are read twenty times, and an adapter of few steps learns faster. `given` has the
+    tokens, small data are read twenty times, and an adapter of few steps learns faster. `flags` has the
     settings that are fixed already."""
     from glassloop.train.sources import find_files, has_text_files, size_in_bytes
-    from glassloop.train.tokens import TokenFiles, is_token_folder
+    from glassloop.train.token_files import TokenFiles, is_token_folder
 
     if len(data) == 1 and is_token_folder(Path(data[0])):
         tokens, text = TokenFiles(Path(data[0])).tokens, False
     else:
         files = find_files(data)
         tokens, text = size_in_bytes(files) // _BYTES, has_text_files(files)
-    made: dict[str, Any] = {**preset}
+    settings: dict[str, Any] = {**preset}
     if text:
-        made["packing"] = "stream"
+        settings["packing"] = "stream"
     most = preset["batch"] * preset["accumulate"] * preset["length"]
     if device == "cpu":
         most = _CPU_TOKENS
-        if given.get("packing", made["packing"]) == "stream":
-            made["length"] = _CPU_LENGTH
-    length = given.get("length", made["length"])
+        if flags.get("packing", settings["packing"]) == "stream":
+            settings["length"] = _CPU_LENGTH
+    length = flags.get("length", settings["length"])
     sequences = max(1, min(most, tokens) // length)
-    made["batch"] = min(sequences, preset["batch"])
-    batch = given.get("batch", made["batch"])
-    made["accumulate"] = max(1, sequences // batch)
-    read = batch * given.get("accumulate", made["accumulate"]) * length
-    made["steps"] = min(preset["steps"], max(_LEAST_STEPS, -(-_EPOCHS * tokens // read)))
-    steps = given.get("steps", made["steps"])
-    made["warmup"] = min(preset["warmup"], steps // 10)
+    settings["batch"] = min(sequences, preset["batch"])
+    batch = flags.get("batch", settings["batch"])
+    settings["accumulate"] = max(1, sequences // batch)
+    read = batch * flags.get("accumulate", settings["accumulate"]) * length
+    settings["steps"] = min(preset["steps"], max(_LEAST_STEPS, -(-_EPOCHS * tokens // read)))
+    steps = flags.get("steps", settings["steps"])
+    settings["warmup"] = min(preset["warmup"], steps // 10)
     if preset.get("lora_rank") and steps < _SHORT:
-        made["lr"] = _SHORT_LR
-    return made
+        settings["lr"] = _SHORT_LR
+    return settings

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from glassloop.train.batches import Range
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.tokens import TokenFiles
+from glassloop.train.token_files import TokenFiles
 
 _MOST_DOCUMENTS = 16
 
@@ -44,13 +44,13 @@ def end_probability(
         tokens = files.read(max(start, stop - length), stop)[0]
         if len(tokens) < 2 or int(tokens[-1]) not in ends:
             continue
-        seen = torch.from_numpy(tokens[:-1]).to(network.device)
-        places = torch.arange(len(seen), device=network.device)
+        inputs = torch.from_numpy(tokens[:-1]).to(network.device)
+        places = torch.arange(len(inputs), device=network.device)
         with torch.no_grad():
-            logits = network.logits(SequenceBatch(seen, places, 1, len(seen)))
-            found = torch.softmax(logits.float(), -1)[:, list(ends)].sum(-1).tolist()
-        at_ends.append(found[-1])
-        elsewhere += found[:-1]
+            logits = network.logits(SequenceBatch(inputs, places, 1, len(inputs)))
+            probabilities = torch.softmax(logits.float(), -1)[:, list(ends)].sum(-1).tolist()
+        at_ends.append(probabilities[-1])
+        elsewhere += probabilities[:-1]
     if not at_ends:
         return None
     return EndProbability(sum(at_ends) / len(at_ends), sum(elsewhere) / max(1, len(elsewhere)))

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from glassloop.errors import TextError
 from glassloop.text.chat import check_messages
-from glassloop.train.tokens import DataError
+from glassloop.train.token_files import DataError
 from glassloop.util.shown import shown
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")
@@ -39,21 +39,21 @@ class Document(NamedTuple):
 
 def find_files(paths: Sequence[str | Path]) -> list[Path]:
     """Returns the files of a list of files and folders. Those of a folder are sorted by name."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(each for each in path.rglob("*") if each.is_file() and _kind(each))
             if not inside:
-                known = ", ".join((*TEXT_SUFFIXES, *LINES_SUFFIXES))
-                raise DataError(f"{path}: the folder has no file that ends in {known}")
-            found += inside
+                suffixes = ", ".join((*TEXT_SUFFIXES, *LINES_SUFFIXES))
+                raise DataError(f"{path}: the folder has no file that ends in {suffixes}")
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
             raise DataError(f"{path}: there is no such file or folder")
-    if not found:
+    if not files:
         raise DataError("data is missing; a text file, a JSONL file or a folder is expected")
-    return found
+    return files
 
 
 def has_text_files(files: Sequence[Path]) -> bool:
@@ -121,7 +121,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_lines(path: Path) -> Iterator[Document]:
-    number = found = 0
+    number = documents = 0
     try:
         with _open(path) as file:
             while line := file.readline(_LONGEST_LINE + 1):
@@ -130,11 +130,11 @@ def _read_lines(path: Path) -> Iterator[Document]:
                 if len(line) > _LONGEST_LINE:
                     raise DataError(f"{where}: is longer than {_LONGEST_LINE} bytes")
                 if line.strip():
-                    found += 1
+                    documents += 1
                     yield _document(where, line)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not found:
+    if not documents:
         raise DataError(f"{path}: is empty; a JSON object in each line is expected")
 
 

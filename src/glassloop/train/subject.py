@@ -19,11 +19,11 @@ from glassloop.ops.tensor import Tensor
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.batches import Range, split_validation
 from glassloop.train.config import TrainConfig, TrainError
-from glassloop.train.export import tokenizer_files
+from glassloop.train.model_folder import tokenizer_files
 from glassloop.train.new_model import first_weights, new_config
+from glassloop.train.new_tokenizer import train_bpe, train_characters
 from glassloop.train.prepare import prepare_tokens
-from glassloop.train.tokenizer import train_bpe, train_characters
-from glassloop.train.tokens import TokenFiles, is_token_folder
+from glassloop.train.token_files import TokenFiles, is_token_folder
 
 Report = Callable[[str], None]
 _REMEDY = " (--length N, or --packing stream)"
@@ -90,11 +90,11 @@ def load_subject(config: TrainConfig, folder: Path, report: Report) -> Subject:
             raise TrainError.about(
                 "length", f"is {config.length}; the context of the model is {model.config.context}"
             )
-        made, weights, named = model.config, model.weights, fingerprint(model.path)
+        model_config, weights, named = model.config, model.weights, fingerprint(model.path)
     else:
-        made = new_config(config, ready.vocab_size)
-        weights, named = first_weights(made, config.seed), "new"
-    return Subject(made, weights, named, tokenizer, written, ready, training, held, validation)
+        model_config = new_config(config, ready.vocab_size)
+        weights, named = first_weights(model_config, config.seed), "new"
+    return Subject(model_config, weights, named, tokenizer, written, ready, training, held, validation)
 
 
 def prepare_data(config: TrainConfig, folder: Path, report: Report) -> Path:

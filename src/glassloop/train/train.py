@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glassloop.train.config import TrainConfig, need_torch
-from glassloop.train.progress import TrainingProgress
+from glassloop.train.curves import Point
 from glassloop.train.run_folder import RunFolder
+from glassloop.train.token_files import TokenFiles
+from glassloop.util.progress import ProgressBar
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def resume(
 
         with place.locked(), set_up(config):
             if place.result is None:
-                with TrainingProgress(config.steps, 0, quiet) as progress:
+                with ProgressBar(config.steps, 0, quiet) as progress:
                     return _run(config, place, progress, on_step, on_weights)
     done = place.result
     assert done is not None
@@ -72,7 +75,7 @@ def load_torch(quiet: bool) -> None:
     """Loads torch, which takes some seconds, and says so."""
     need_torch()
     if "torch" not in sys.modules:
-        with TrainingProgress(1, 0, quiet) as progress:
+        with ProgressBar(1, 0, quiet) as progress:
             progress.say("loading torch")
             progress.now("loading torch")
             import torch  # noqa: F401
@@ -81,14 +84,14 @@ def load_torch(quiet: bool) -> None:
 def _run(
     config: TrainConfig,
     place: RunFolder,
-    progress: TrainingProgress,
+    progress: ProgressBar,
     on_step: Callable[[int], None],
     on_weights: Callable[[Path], None],
 ) -> Trained:
     from glassloop.model.fingerprint import fingerprint
     from glassloop.train import lora
-    from glassloop.train.export import write_model_folder
     from glassloop.train.machine import choose_device, environment
+    from glassloop.train.model_folder import write_model_folder
     from glassloop.train.network import Network
     from glassloop.train.subject import load_subject, load_teacher
     from glassloop.train.trainer import Trainer
@@ -108,16 +111,7 @@ def _run(
     if config.lora_rank:
         lora.add_adapters(network, config)
     place.write_json("environment.json", environment(device))
-    place.write_json(
-        "data.json",
-        {
-            "sha256": subject.files.sha256,
-            "documents": subject.files.documents,
-            "tokens": subject.files.tokens,
-            "vocab_size": subject.files.vocab_size,
-            "sources": subject.files.manifest.get("sources", []),
-        },
-    )
+    place.write_json("data.json", _data_facts(subject.files))
     teacher, taught = None, {}
     if config.teacher is not None:
         files = load_teacher(config.teacher, subject.config)
@@ -158,17 +152,26 @@ def _run(
         state = trainer.look_back()
         if config.patience and trainer.load_best():
             sha256 = write()
-    losses = [point["loss"] for point in trainer.curves.points if "loss" in point]
-    validations = [point["validation"] for point in trainer.curves.points if "validation" in point]
-    made = Trained(
-        target,
-        sha256,
-        state.step,
-        state.tokens,
-        losses[-1] if losses else None,
-        state.best if config.patience else validations[-1] if validations else None,
-        round(state.seconds, 3),
-    )
-    place.write_json("result.json", {**vars(made), "folder": str(made.folder)})
+    points = trainer.curves.points
+    validation = state.best if config.patience else _last(points, "validation")
+    seconds = round(state.seconds, 3)
+    result = Trained(target, sha256, state.step, state.tokens, _last(points, "loss"), validation, seconds)
+    place.write_json("result.json", {**vars(result), "folder": str(result.folder)})
     say(f"{target}: {state.step} steps, {state.tokens:,} tokens, SHA-256 {sha256}")
-    return made
+    return result
+
+
+def _data_facts(files: TokenFiles) -> dict[str, Any]:
+    """Returns what a run records of its data."""
+    return {
+        "sha256": files.sha256,
+        "documents": files.documents,
+        "tokens": files.tokens,
+        "vocab_size": files.vocab_size,
+        "sources": files.manifest.get("sources", []),
+    }
+
+
+def _last(points: Sequence[Point], name: str) -> Any:
+    """Returns the last value of a curve, or None if it has none."""
+    return next((point[name] for point in reversed(points) if name in point), None)

@@ -22,23 +22,28 @@ import numpy as np
 import torch
 
 from glassloop.train import checkpoint as checkpoints
-from glassloop.train.batches import IGNORED, Batches, Cursor, TrainingRows, document_cuts
+from glassloop.train.batches import (
+    DROPOUT,
+    IGNORED,
+    ON_POLICY,
+    Batches,
+    Cursor,
+    TrainingRows,
+    document_cuts,
+    number,
+)
 from glassloop.train.checkpoint import Arrays, State
-from glassloop.train.config import TrainConfig, TrainingInterrupted
-from glassloop.train.curves import Curves, svg
-from glassloop.train.launched import Launched
+from glassloop.train.config import TrainConfig, TrainingInterrupted, plan_text
+from glassloop.train.curves import Curves, step_facts, svg
+from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.machine import send
-from glassloop.train.moments import adamw, set_arrays, to_arrays
 from glassloop.train.network import Network
-from glassloop.train.ops import SequenceBatch
-from glassloop.train.order import DROPOUT, ON_POLICY, number
-from glassloop.train.plan import plan_text
+from glassloop.train.optimizer import LaunchedStep, adamw, learning_rate, set_arrays, to_arrays
 from glassloop.train.probes import end_probability, neighbours
-from glassloop.train.progress import TrainingProgress, duration
 from glassloop.train.run_folder import RunFolder
-from glassloop.train.sample import after_end, sample_batch, sample_tokens
-from glassloop.train.schedule import learning_rate
+from glassloop.train.sample_text import after_end, sample_batch, sample_tokens
 from glassloop.train.subject import Subject
+from glassloop.util.progress import ProgressBar, duration
 
 _TIMED = 32  # tokens of the piece whose time foretells that of a step
 _FIRST = State(step=0, epoch=0, place=0, tokens=0, seconds=0.0)
@@ -56,7 +61,7 @@ class Trainer:
         identity: dict[str, str],
         *,
         teacher: Network | None = None,
-        progress: TrainingProgress,
+        progress: ProgressBar,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.config = config
@@ -67,7 +72,7 @@ class Trainer:
         self.state = _FIRST
         self._on_step = on_step
         self._stop = False
-        self._launched: deque[Launched] = deque()
+        self._launched: deque[LaunchedStep] = deque()
         # Steps whose results are not waited for: while a GPU computes, the next step is prepared.
         self._ahead = 1 if network.device.startswith("cuda") else 0
         self._broken = torch.zeros((), device=network.device)  # 1 after a step that was not finite
@@ -195,7 +200,7 @@ class Trainer:
             place=cursor.place,
             tokens=state.tokens + count,
         )
-        self._launched.append(Launched(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
+        self._launched.append(LaunchedStep(self.state.step, rate, self.state.tokens, rows.tokens.size, facts))
         while len(self._launched) > self._ahead:
             self._record()
 
@@ -221,7 +226,8 @@ class Trainer:
             tokens=done.tokens,
             seconds=round(self.state.seconds, 3),
         )
-        self.progress.step(done.step, total, done.rows / max(took, 1e-9))
+        speed = done.rows / max(took, 1e-9)
+        self.progress.show(done.step, step_facts(done.step, self.config.steps, total, speed))
 
     def _loss(self, batch: SequenceBatch, targets: torch.Tensor, own_text: bool) -> torch.Tensor:
         if self._teacher is None:
@@ -309,8 +315,8 @@ class Trainer:
         tokenizer = self.subject.tokenizer
         if tokenizer is None or not self.config.probe:
             return {}
-        found = {word: tokenizer.encode(word, add_special=False) for word in self.config.probe}
-        return {word: ids[0] for word, ids in found.items() if ids}
+        ids_of = {word: tokenizer.encode(word, add_special=False) for word in self.config.probe}
+        return {word: ids[0] for word, ids in ids_of.items() if ids}
 
     def _probe(self) -> None:
         """Records what the model knows of words and of the ends of texts."""
@@ -381,11 +387,11 @@ class Trainer:
         return True
 
     def _resume(self) -> None:
-        found, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
+        checkpoint, problems = checkpoints.newest_checkpoint(self.folder.checkpoints, self.identity)
         for problem in problems:
-            TrainingProgress(1, 0).say(f"{problem}; an older one is used")
-        if found is not None:
-            self.state, arrays = found
+            ProgressBar(1, 0).say(f"{problem}; an older one is used")
+        if checkpoint is not None:
+            self.state, arrays = checkpoint
             self._set(arrays)
 
     def _set(self, arrays: Arrays) -> None:

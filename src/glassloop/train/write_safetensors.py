@@ -1,20 +1,21 @@
-"""Writes safetensors files: the inverse of `model/safetensors.py`. A file appears whole or not at all."""
+"""Writes safetensors files: the inverse of `model/safetensors.py`.
+
+The `safetensors` library wants all tensors as bytes in memory; here they are written one after the other, and
+their SHA-256 goes into the metadata.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
-from glassloop.errors import GlassloopError
 from glassloop.model.safetensors import TensorEntry
 from glassloop.ops.tensor import Tensor
+from glassloop.util.files import whole_file
 
 _NAMES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 
@@ -45,30 +46,3 @@ def write_entries(path: Path, entries: Mapping[str, TensorEntry], metadata: Mapp
         for entry in entries.values():
             file.write(np.ascontiguousarray(entry.data).data)
     return sha256
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file for writing that takes its name, and replaces an older one, when it is complete and on
-    the disk."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a renaming durable, where the system allows folders to be opened."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassloop.errors import GlassloopError, ModelError
+from glassloop.util.check import FLAG, OBJECT, ValueRule, number_between, or_none, whole_between
 from glassloop.util.shown import shown
 
-_LEAST, _MOST = 1e-30, 1e30  # what float32 can hold, and its reciprocal
+# float32 holds it and its reciprocal
+_POSITIVE = ValueRule("a positive number", number_between(1e-30, 1e30).fits)
 
 
 class Fields:
@@ -37,39 +39,30 @@ class Fields:
         return default if value is None else value
 
     def whole(self, key: str, default: int | None = None, most: int = 1 << 32) -> int:
-        value = self.get(key, default)
-        if type(value) is not int or not 0 < value <= most:
-            raise self._wrong(key, value, f"a whole number from 1 to {most}")
+        value: int = self._checked(key, default, whole_between(1, most))
         return value
 
     def whole_or_none(self, key: str) -> int | None:
         return None if self.get(key) is None else self.whole(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        if type(value) not in (int, float) or not _LEAST <= value <= _MOST:  # NaN is neither
-            raise self._wrong(key, value, "a positive number")
-        return float(value)
+        return float(self._checked(key, default, _POSITIVE))
 
     def number_or_none(self, key: str) -> float | None:
         return None if self.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
+        value: bool = self._checked(key, default, FLAG)
         return value
 
     def inner(self, key: str) -> Fields | None:
         """Returns the fields of a nested object, or None if it is absent."""
-        value = self.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._wrong(key, value, "an object")
-        return Fields(f"{self.where}: {key}", value)
+        value = self._checked(key, None, or_none(OBJECT))
+        return None if value is None else Fields(f"{self.where}: {key}", value)
 
-    def _wrong(self, key: str, value: Any, expected: str) -> GlassloopError:
-        if value is None:
-            return self.error(key, f"is missing; {expected} is expected")
-        return self.error(key, f"is {shown(value)}; {expected} is expected")
+    def _checked(self, key: str, default: Any, rule: ValueRule) -> Any:
+        value = self.get(key, default)
+        if not rule.fits(value):
+            problem = "is missing" if value is None else f"is {shown(value)}"
+            raise self.error(key, f"{problem}; {rule.expected} is expected")
+        return value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from glassloop.errors import GlassloopError
 
@@ -23,8 +24,8 @@ def read_at_most(path: str | Path, most: int, kind: type[GlassloopError]) -> byt
         try:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode):
-                found = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
-                raise kind(f"{path}: cannot be read: it is {found}; a file is expected")
+                other = "a folder" if stat.S_ISDIR(facts.st_mode) else "a pipe or a device"
+                raise kind(f"{path}: cannot be read: it is {other}; a file is expected")
             if facts.st_size > most:
                 raise kind(f"{path}: is longer than {most} bytes")
             with open(handle, "rb", closefd=False) as file:
@@ -41,6 +42,33 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file for writing that takes its name, and replaces an older one, when it is complete and on
+    the disk."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise GlassloopError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a renaming durable, where the system allows folders to be opened."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def map_file(path: Path, kind: type[GlassloopError]) -> mmap.mmap:

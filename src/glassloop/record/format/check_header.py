@@ -10,16 +10,23 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from glassloop.errors import TraceError
 from glassloop.record.format.file_limits import DEEPEST, MOST_CONTAINERS
 from glassloop.record.passes import MOST_BLOCK, MOST_PASSES
+from glassloop.util.check import (
+    OBJECT,
+    Check,
+    FileChecks,
+    number_between,
+    one_of,
+    text_matching,
+    whole_between,
+)
 from glassloop.util.shown import printable, shown
 
 Header = dict[str, Any]
-Check = Callable[[str, Any], None]  # (the name of the field, its value): raises TraceError
 
 MOST_ID = (1 << 31) - 1  # the largest token id
 _MOST_COUNT = (1 << 31) - 1
@@ -104,23 +111,17 @@ def _plain(name: str, value: Any, depth: int) -> Any:
 # ── checks of one value ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _must_be(expected: str, right: Callable[[Any], bool]) -> Check:
-    """Returns a check that a value is right; its error says what is expected."""
-
-    def check(name: str, value: Any) -> None:
-        if not right(value):
-            raise TraceError(f"{name} is {shown(value)}; {expected} is expected")
-
-    return check
+_checks = FileChecks(TraceError)
+_must_be, _optional = _checks.must_be, _checks.optional
+_row, _object_of = _checks.row, _checks.object_of
 
 
 def _whole(low: int, high: int) -> Check:
-    return _must_be(f"a whole number from {low} to {high}", lambda it: type(it) is int and low <= it <= high)
+    return _checks.of(whole_between(low, high))
 
 
 def _number(low: float, high: float) -> Check:
-    expected = f"a number from {low:g} to {high:g}"
-    return _must_be(expected, lambda it: type(it) in (int, float) and low <= it <= high)
+    return _checks.of(number_between(low, high))
 
 
 def _text(most: int = _MOST_COUNT) -> Check:
@@ -129,61 +130,18 @@ def _text(most: int = _MOST_COUNT) -> Check:
 
 
 def _matching(pattern: re.Pattern[str], expected: str) -> Check:
-    return _must_be(expected, lambda it: isinstance(it, str) and pattern.fullmatch(it) is not None)
+    return _checks.of(text_matching(pattern, expected))
 
 
 def _one_of(*allowed: object) -> Check:
-    names = ", ".join("null" if each is None else str(each) for each in allowed)
-    return _must_be(
-        f"one of {names}", lambda it: any(type(it) is type(each) and it == each for each in allowed)
-    )
-
-
-def _optional(check: Check) -> Check:
-    return lambda name, value: None if value is None else check(name, value)
+    return _checks.of(one_of(*allowed))
 
 
 def _list(item: Check, least: int = 0, most: int = _MOST_COUNT, unique: bool = False) -> Check:
-    def check(name: str, value: Any) -> None:
-        _is_list(name, value)
-        if not least <= len(value) <= most:
-            raise TraceError(f"{name} has {len(value)} entries; {least} to {most} are expected")
-        for place, each in enumerate(value):
-            item(f"{name}[{place}]", each)
-        if unique and len(set(value)) != len(value):
-            raise TraceError(f"{name} has the same entry twice")
-
-    return check
+    return _checks.list_of(item, least, most, unique)
 
 
-def _row(*items: Check) -> Check:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, list) or len(value) != len(items):
-            raise TraceError(f"{name} is {shown(value)}; a list of {len(items)} entries is expected")
-        for place, (item, each) in enumerate(zip(items, value, strict=True)):
-            item(f"{name}[{place}]", each)
-
-    return check
-
-
-def _object_of(fields: Mapping[str, Check], optional: tuple[str, ...] = ()) -> Check:
-    def check(name: str, value: Any) -> None:
-        _is_object(name, value)
-        place = f"{name}." if name else ""
-        for key in value:
-            if key not in fields:
-                raise TraceError(f"{place}{printable(key)} is not a field of the format")
-        for key, field in fields.items():
-            if key in value:
-                field(place + key, value[key])
-            elif key not in optional:
-                raise TraceError(f"{place}{key} is missing")
-
-    return check
-
-
-_is_list = _must_be("a list", lambda it: isinstance(it, list))
-_is_object = _must_be("an object", lambda it: isinstance(it, dict))
+_is_object = _checks.of(OBJECT)
 # Speeds are counts divided by these, so a value too small for any clock would overflow.
 _seconds = _must_be(
     f"0 or a number from 1e-12 to {_MOST_SECONDS:g}",

@@ -8,25 +8,26 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
+from glassloop.decode.plugins import plugin_register
 from glassloop.errors import GlassloopError
 from glassloop.search.methods.beam import BeamSearch
 from glassloop.search.methods.best import Best
 from glassloop.search.methods.confidence import Confidence
 from glassloop.search.methods.forcing import Forcing
-from glassloop.search.methods.likelihood import Likelihood
+from glassloop.search.methods.likeliest import Likelihood
 from glassloop.search.methods.options import BuiltInMethod
 from glassloop.search.methods.power import Power
 from glassloop.search.methods.single import Greedy, Single
 from glassloop.search.methods.tree import Tree
 from glassloop.search.methods.vote import Vote
-from glassloop.search.own import OWN_METHODS
 from glassloop.search.search import Search
 from glassloop.util.shown import shown
 
 METHODS: dict[str, type[BuiltInMethod]] = {
-    made.name: made
-    for made in (Single, Greedy, Vote, Best, Likelihood, Confidence, BeamSearch, Tree, Forcing, Power)
+    method.name: method
+    for method in (Single, Greedy, Vote, Best, Likelihood, Confidence, BeamSearch, Tree, Forcing, Power)
 }
+OWN_METHODS: dict[str, type[Search]] = plugin_register("method")  # of plugins
 # Names under which others know them.
 _ALSO = {
     "majority": "vote",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from glassloop.decode.sampling import Sampling
-from glassloop.search.confidence import WINDOW, lowest_group, reached_by, token_confidences
 from glassloop.search.methods.options import MOST_PATHS, BuiltInMethod, number, whole
+from glassloop.search.path_confidence import WINDOW, lowest_group, reached_by, token_confidences
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import consensus, elect, votes_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from glassloop.errors import GlassloopError
 from glassloop.search.search import Search
-from glassloop.util.shown import shown
+from glassloop.util.check import ValueRule, number_between, or_none, require, whole_between
+from glassloop.util.check import one_of as one_of_rule
 
 MOST_PATHS = 1024
 
@@ -22,12 +22,9 @@ class BuiltInMethod(Search):
     earlier: ClassVar[dict[str, Any]] = {}  # what records that do not have an option were made with
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            check = each.metadata.get("check")
-            value = getattr(self, each.name)
-            if check is not None and not check(value):
-                expected = each.metadata["expected"]
-                raise GlassloopError.about(each.name, f"is {shown(value)}; {expected} is expected")
+        for option in fields(self):
+            if "rule" in option.metadata:
+                require(option.name, getattr(self, option.name), option.metadata["rule"])
 
     @property
     def options(self) -> dict[str, Any]:
@@ -39,35 +36,25 @@ class BuiltInMethod(Search):
 
 def whole(default: int | None, least: int, most: int = MOST_PATHS, help: str = "") -> Any:
     """Declares an option that is a whole number, or None if that is the default."""
-
-    def check(value: object) -> bool:
-        return (value is None and default is None) or (type(value) is int and least <= value <= most)
-
-    expected = f"a whole number from {least} to {most}"
-    return field(default=default, metadata={"check": check, "expected": expected, "help": help, "kind": int})
+    return _option(default, whole_between(least, most), help, int)
 
 
 def number(default: float | None, least: float, most: float, help: str = "") -> Any:
-    def check(value: object) -> bool:
-        return (value is None and default is None) or (
-            type(value) in (int, float) and least <= value <= most  # type: ignore[operator]
-        )
-
-    expected = f"a number from {least:g} to {most:g}"
-    metadata = {"check": check, "expected": expected, "help": help, "kind": float}
-    return field(default=default, metadata=metadata)
+    """Declares an option that is a number, or None if that is the default."""
+    return _option(default, number_between(least, most), help, float)
 
 
 def text(default: str, help: str = "") -> Any:
-    def check(value: object) -> bool:
-        return isinstance(value, str) and 0 < len(value) <= 1000
-
-    expected = "a text of 1 to 1000 characters"
-    return field(default=default, metadata={"check": check, "expected": expected, "help": help, "kind": str})
+    rule = ValueRule("a text of 1 to 1000 characters", lambda it: isinstance(it, str) and 0 < len(it) <= 1000)
+    return _option(default, rule, help, str)
 
 
 def one_of(*allowed: str, help: str = "") -> Any:
     """Declares an option that is one of these words; the first is the default."""
-    expected = f"one of {', '.join(allowed)}"
-    metadata = {"check": lambda value: value in allowed, "expected": expected, "help": help, "kind": str}
-    return field(default=allowed[0], metadata=metadata)
+    return _option(allowed[0], one_of_rule(*allowed), help, str)
+
+
+def _option(default: Any, rule: ValueRule, help: str, kind: type) -> Any:
+    if default is None:
+        rule = or_none(rule)
+    return field(default=default, metadata={"rule": rule, "help": help, "kind": kind})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from glassloop.search.confidence import likelihood
 from glassloop.search.methods.options import BuiltInMethod, one_of, whole
+from glassloop.search.path_confidence import likelihood
 from glassloop.search.search import Paths
 from glassloop.search.solution import Path
 from glassloop.search.voting import elect

@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from glassloop.decode.plugins import plugin_register
 from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.search import extract
-from glassloop.search.own import OWN_VERIFIERS
 from glassloop.search.verdict import TimedVerifier, Verdict, Verifier
 from glassloop.search.verify.json_schema import check_schema, mismatch
 from glassloop.search.verify.patterns import check_pattern, is_found
 from glassloop.util.shown import cut, shown
+
+OWN_VERIFIERS: dict[str, Verifier] = plugin_register("verifier")  # of plugins, by name
 
 
 def number_equals(expected: str | float) -> Verifier:

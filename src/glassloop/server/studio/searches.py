@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from glassloop.ops.rows import Float64
 from glassloop.record.run import Run
-from glassloop.search.confidence import WINDOW, group_confidences, reached_by, token_confidences
+from glassloop.search.path_confidence import WINDOW, group_confidences, reached_by, token_confidences
 from glassloop.search.record import read_record
 from glassloop.server.http.errors import ERRORS
 from glassloop.server.http.streaming import JSON, api_answer
