@@ -39,7 +39,6 @@ _StoreAt = Annotated[
 @app.command(name="list")
 @takes_flags()
 def list_runs(
-    *,
     limit: Annotated[
         int, typer.Option("--limit", "-n", "-l", metavar="N", min=1, help="How many runs to list.")
     ] = 20,
@@ -54,6 +53,7 @@ def list_runs(
         ),
     ] = "",
     as_json: Json = False,
+    *,
     remote: ServerFlags,
 ) -> None:
     """List the runs in the store, the newest first: those of all commands, of Python and of servers.
@@ -124,8 +124,8 @@ def _print_list(entries: Sequence[tuple[Any, ...]]) -> None:
 @takes_flags()
 def show(
     name: Name,
-    *,
     as_json: Json = False,
+    *,
     remote: ServerFlags,
 ) -> None:
     """Show a run: its options, its text or conversation, each token with its numbers, and its tree."""
@@ -168,11 +168,11 @@ def show(
 @takes_flags()
 def worst(
     name: Name,
-    *,
     count: Annotated[
         int, typer.Option("--count", "-c", metavar="N", min=1, help="How many tokens of each kind.")
     ] = MOST_SHOWN,
     as_json: Json = False,
+    *,
     remote: ServerFlags,
 ) -> None:
     """Show where a run may have gone wrong: its most surprising tokens, those that won by luck, and the first
@@ -214,9 +214,9 @@ def rm(
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN", help=NAME_HELP, autocompletion=complete_run)],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass, .json or .csv.")],
-    *,
     tree: Annotated[bool, typer.Option("--tree", help="Export all forks and samples too.")] = False,
     as_json: Json = False,
+    *,
     remote: ServerFlags,
 ) -> None:
     """Write a run as a .glass file, which can be replayed, or as a .json or .csv file for other programs.
