@@ -74,7 +74,7 @@ def fill_place(
     if ranked:
         samplings[0] = replace(options, temperature=0.0)
     salts = [work.dice.salt(place.step, number) for number in range(candidates)]
-    holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, llm.mask, work.deadline)
+    holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, work.deadline)
     made = []
     for number, (hole, own, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
         run = llm.new_run(prefix, own, work.dice.seed, salt=salt, prompt=None, sample=number)
