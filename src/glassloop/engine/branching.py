@@ -47,7 +47,7 @@ def branch(
     salt: int,
     reason: str,
 ) -> Run:
-    """Returns a run with the first `at` tokens of another, which continues with the options `sampling`, as the
+    """Returns a run with the first `at` tokens of another, which continues with the options `sampling` as the
     first sample of its request. `built` is what these were compiled to, or why they could not be."""
     same_prompt = (sampling.prompt_logprobs, sampling.adapter) == (
         run.sampling.prompt_logprobs,
