@@ -74,7 +74,7 @@ def test_the_last_token_of_a_page_and_the_first_of_the_next():
 
 
 def _hole(llm: MaskedLLM, seed: int, before: list[int], after: list[int], width: int):
-    return fill_holes(llm, before, after, width, [_sampling(seed)], [0], OPTIONS, llm.mask)[0]
+    return fill_holes(llm, before, after, width, [_sampling(seed)], [0], OPTIONS)[0]
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))

@@ -199,7 +199,7 @@ def test_masks_cannot_be_filled_with_memory(seen):
         with pytest.raises(GlassloopError, match=named):
             llm.generate(PROMPT, replace(options, diffusion=8))
         with pytest.raises(GlassloopError, match=named):
-            fill_holes(llm, PROMPT, PROMPT, 3, [options], [0], Diffusion(block=8), llm.mask)
+            fill_holes(llm, PROMPT, PROMPT, 3, [options], [0], Diffusion(block=8))
     run = llm.generate(PROMPT, Sampling(diffusion=8, max_tokens=8))
     with pytest.raises(GlassloopError, match="mirostat_tau is 2"):
         llm.explain(run, 1, mirostat_tau=2.0)

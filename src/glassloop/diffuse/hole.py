@@ -82,7 +82,6 @@ def fill_holes(
     samplings: Sequence[Sampling],
     salts: Sequence[int],
     options: Diffusion,
-    mask: Mask,
     deadline: Deadline | None = None,
 ) -> list[Hole]:
     """Fills a hole of `width` tokens once for each of the samplings and salts, all of them together."""
@@ -95,7 +94,7 @@ def fill_holes(
         check_stages_can_fill(sampling)
     if not before:
         raise GlassloopError.about("before", "is empty; at least one token is expected")
-    tasks, pilots = [], []
+    tasks, pilots, mask = [], [], llm.mask
     for sampling, salt in zip(samplings, salts, strict=True):
         drawn = Run(llm.name, list(before), sampling.seed or 0, llm.config.context, sampling, salt)
         decoder = llm.engine.loop.context.decoder(drawn, before, None, never_in_hole(llm, sampling, mask))

@@ -121,7 +121,7 @@ def _fill(
     """Fills the hole of a run once more. Returns its choices and passes."""
     width = run.passes[0].width if run.passes else len(run.tokens)
     sampling = replace(run.sampling, seed=run.seed)
-    (hole,) = fill_holes(llm, run.prompt_ids, after, width, [sampling], [run.salt], options, llm.mask, limit)
+    (hole,) = fill_holes(llm, run.prompt_ids, after, width, [sampling], [run.salt], options, limit)
     return hole.chosen, hole.passes
 
 

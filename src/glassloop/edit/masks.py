@@ -74,7 +74,7 @@ def fill_place(
     if ranked:
         samplings[0] = replace(options, temperature=0.0)
     salts = [work.luck.salt(place.step, number) for number in range(candidates)]
-    holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, llm.mask, work.deadline)
+    holes = fill_holes(llm, prefix, after, place.tokens, samplings, salts, diffusion, work.deadline)
     runs = []
     for number, (hole, hole_sampling, salt) in enumerate(zip(holes, samplings, salts, strict=True)):
         run = llm.requests.new_run(

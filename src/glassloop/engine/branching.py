@@ -33,10 +33,9 @@ def branch(
     seed: int,
     salt: int,
     reason: str,
-    sample: int = 0,
 ) -> Run:
-    """Returns a run with the first `at` tokens of another, which continues with the options `sampling`.
-    `built` is what these were compiled to, or why they could not be."""
+    """Returns a run with the first `at` tokens of another, which continues with the options `sampling` as the
+    first sample of its request. `built` is what these were compiled to, or why they could not be."""
     same_prompt = (sampling.prompt_logprobs, sampling.adapter) == (
         run.sampling.prompt_logprobs,
         run.sampling.adapter,
@@ -51,7 +50,7 @@ def branch(
         sampling=sampling,
         seed=seed,
         salt=salt,
-        sample=sample,
+        sample=0,
         plugins=plugins_of(sampling),
         adapters=adapters_of(llm, sampling),
         prompt_tokens=list(run.prompt_tokens) if same_prompt else [],

@@ -53,10 +53,9 @@ def fork_request(
     reason = "edited" if text is not None else "forced" if token is not None else "sampled"
 
     def make(seed: int, number: int) -> Run:
-        salt = salts[number]
-        return branch(
-            requests.llm, run, at, options, built, seed=seed, salt=salt, reason=reason, sample=number
-        )
+        child = branch(requests.llm, run, at, options, built, seed=seed, salt=salts[number], reason=reason)
+        child.sample = number
+        return child
 
     runs = runs_of(options, make)
     return Request(
