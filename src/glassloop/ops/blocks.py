@@ -172,6 +172,12 @@ def q1_0(raw: Bytes) -> Blocks:
     return Blocks(_bits(raw[:, 2:]).reshape(-1, 1, 128), _half(raw[:, :2]))
 
 
+def q2_0(raw: Bytes) -> Blocks:
+    """Four neighbours in a byte, lowest bits first."""
+    codes = raw[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+    return Blocks(codes.reshape(-1, 1, 64), _half(raw[:, :2]))
+
+
 def tq1_0(raw: Bytes) -> Blocks:
     """Five digits of base 3 in a byte, as a fraction: multiplied by 3, each is carried out at the top."""
 

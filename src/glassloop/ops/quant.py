@@ -118,6 +118,7 @@ FORMATS: dict[str, Format] = {
         Format("MXFP4", 39, 32, 17, read.mxfp4, 32, 4, "bf16", table=_FP4),
         Format("NVFP4", 40, 64, 36, read.nvfp4, 16, table=_FP4),
         Format("Q1_0", 41, 128, 18, read.q1_0, table=(-1, 1)),
+        Format("Q2_0", 42, 64, 18, read.q2_0, table=_TERNARY),
     )
 }
 FORMAT_BY_GGUF_ID = {format.gguf_id: format for format in FORMATS.values()}
