@@ -28,8 +28,8 @@ from glassloop.decode.defaults import non_default
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError, TextError
 from glassloop.model import registry
-from glassloop.model.generation import FROM_MODEL
 from glassloop.model.registry.catalog import DEFAULT_MODEL as DEFAULT_MODEL
+from glassloop.model.sampling_defaults import FROM_MODEL
 from glassloop.util.shown import shown
 
 # The group of each option in `--help`; all others choose tokens.

@@ -13,7 +13,7 @@ one scale for both is enough, and the values are those of Q8_0 with no further r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,18 @@ class Adapter:
     embedding: Float32 | None  # [dim], added to the embedding of the rows on which the adapter acts
     mask_token: int | None  # the token that masked rows carry; None if the adapter is not made for them
     metadata: Mapping[str, Any]  # what else its file says, such as the recipe of its training
+
+    def check_shapes(self, config: ModelConfig, adaptable: Collection[str]) -> None:
+        """Raises unless each matrix adds to one of the linear layers `adaptable` and has its size."""
+        shapes = config.shapes()
+        for name, (down, up) in self.matrices.items():
+            out, into = shapes.get(f"{name}.weight", (0, 0))
+            if name not in adaptable or down.shape != (self.rank, into):
+                raise ModelError(f"adapter {self.name}: {name}.down {down.shape} does not fit the model")
+            if up.shape != (out, self.rank):
+                raise ModelError(f"adapter {self.name}: {name}.up {up.shape} does not fit the model")
+        if self.embedding is not None and self.embedding.shape != (config.dim,):
+            raise ModelError(f"adapter {self.name}: the embedding does not fit the model")
 
     def delta(self, name: str) -> Float32:
         """Returns what the adapter adds to a matrix: [out, in]."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.model.transformer import AdaptedForward, Transformer
+from glassloop.model.adapted import AdaptedForward
+from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.kv_cache import Pages
 from glassloop.ops.protocol import Array, Forward, Ops

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from glassloop.errors import GlassloopError, ModelError
+from glassloop.model.cache_groups import cache_groups, page_bytes_of
 from glassloop.model.drafter import DrafterFile, find_drafter
-from glassloop.model.generation import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.gguf_parts import gguf_headers, open_gguf
 from glassloop.model.registry import fetch
+from glassloop.model.sampling_defaults import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.survey import survey
-from glassloop.model.transformer import Transformer, cache_groups, page_bytes_of
+from glassloop.model.transformer import Transformer
 from glassloop.model.unsupported import PICKLES, pickle_only
 from glassloop.ops.batch import pages_for
 from glassloop.ops.drafting import DraftOps
@@ -143,7 +144,11 @@ class ModelFiles:
             found = drafts or None
         if (progress := _WATCHING.get()) is not None:
             tensors = _Watched(tensors, progress)
-        return Transformer(self.config, tensors, ops, found)
+        if found is None:
+            return Transformer(self.config, tensors, ops)
+        from glassloop.model.drafting_transformer import DraftingTransformer
+
+        return DraftingTransformer(self.config, tensors, ops, found)
 
     def load(
         self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
