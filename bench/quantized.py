@@ -1,6 +1,6 @@
 """`python -m bench.quantized`: files that llama.cpp's quantizer makes of the default model, one for each
-type, read by Glassloop and by llama.cpp. It compares the perplexity over some thousand tokens of English, and the
-likeliest token wherever llama.cpp's leads clearly.
+type, read by Glassloop and by llama.cpp. It compares the perplexity over some thousand tokens of English, and
+the likeliest token wherever llama.cpp's leads clearly.
 
 The rows of SmolLM2 135M have 576 values, which blocks of 256 do not divide, so the quantizer would take other
 types. The model is therefore made wider first: zeros are added until all rows have 768 values, and the norms

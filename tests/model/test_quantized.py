@@ -85,7 +85,7 @@ def test_awq_is_what_autoawq_computes(tmp_path_factory, seed, group, middle):
     options = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
     found = _read(tmp_path_factory.mktemp("awq"), packed, options)
     assert found.keys() == {"a.weight"}
-    assert found["a.weight"].format.name == ("Q4_0" if middle else "Q8_0")
+    assert found["a.weight"].format.name == ("Q4_0" if middle else "INT4")
     wide = [each.repeat_interleave(into // groups, 0) for each in (zeros, scales)]
     _same(found["a.weight"], ((codes - wide[0]) * wide[1]).T)
 

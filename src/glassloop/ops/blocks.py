@@ -59,6 +59,12 @@ def q4_1(raw: Bytes) -> Blocks:
     return Blocks(_nibbles(raw[:, 4:])[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
 
 
+def int4(raw: Bytes) -> Blocks:
+    """A float16 scale, the code that stands for 0, and codes in the order of Q4_0."""
+    scale = _half(raw[:, :2])
+    return Blocks(_nibbles(raw[:, 3:])[:, None], scale, -(scale * raw[:, 2:3]))
+
+
 def q5_0(raw: Bytes) -> Blocks:
     codes = _nibbles(raw[:, 6:]) | (_bits(raw[:, 2:6]) << 4)
     return Blocks(_signed(codes, 16)[:, None], _half(raw[:, :2]), None)

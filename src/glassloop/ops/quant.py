@@ -23,6 +23,7 @@ __all__ = [
     "F32",
     "FORMATS",
     "FORMAT_BY_GGUF_ID",
+    "INT4",
     "Blocks",
     "Bytes",
     "Float32",
@@ -37,7 +38,8 @@ _BLOCKS_AT_ONCE = 1 << 13
 
 # How the native op set stores scales and minimums, exactly: as floats, or as whole numbers of a float16 for
 # each 256 values, in a byte (with codes of two bits, a minimum shares the byte of its scale: four bits each).
-Scale = Literal["f16", "bf16", "steps"]
+# With zeros, the minimum is the code that stands for 0, in a byte.
+Scale = Literal["f16", "bf16", "steps", "zeros"]
 
 
 class Format(NamedTuple):
@@ -121,6 +123,8 @@ FORMATS: dict[str, Format] = {
         Format("Q2_0", 42, 64, 18, read.q2_0, table=_TERNARY),
     )
 }
+# In no GGUF file: AWQ, GPTQ and compressed-tensors become it, whose groups have a scale and a zero.
+INT4 = Format("INT4", -1, 32, 19, read.int4, scale="zeros", minimum=True)
 FORMAT_BY_GGUF_ID = {format.gguf_id: format for format in FORMATS.values()}
 
 

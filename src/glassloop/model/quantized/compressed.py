@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.model.quantized.codes import Codes, matrix_of_codes
+from glassloop.model.quantized.codes import CodeArray, Groups, matrix_of_codes
 from glassloop.model.quantized.small_floats import fp8_matrix, mxfp4_matrix, nvfp4_matrix
 from glassloop.model.quantized.source import FLOATS, Source, unpacked
 from glassloop.ops.quant import Bytes, quantize
@@ -139,10 +139,10 @@ def _integers(
         elif order.min() < 0 or order.max() >= groups:
             raise source.error(f"{stem}.weight_g_idx", f"has a group outside 0 to {groups - 1}")
 
-    def read() -> Codes:
+    def read() -> CodeArray:
         grouped = codes().reshape(out, groups, -1)
         shifted = grouped if zeros is None else grouped - zeros[..., None]
-        return Codes(shifted.reshape(out, into), scale)
+        return np.asarray(shifted.reshape(out, into))
 
     def ordered() -> Bytes:
         shifted = codes() if zeros is None else codes() - zeros[:, order]
@@ -155,7 +155,8 @@ def _integers(
     middle = 1 << (bits - 1)
     low = -middle - (0 if zeros is None else int(zeros.max()))
     high = middle - 1 - (0 if zeros is None else int(zeros.min()))
-    return matrix_of_codes(f"{stem}.weight", shape, scale, None, low, high, floats, read)
+    zero = None if zeros is None or bits > 4 or int(zeros.min()) < -middle else zeros + middle
+    return matrix_of_codes(f"{stem}.weight", shape, Groups(scale, zero=zero), low, high, floats, read)
 
 
 def _nvfp4(source: Source, stem: str) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.model.quantized.codes import Codes, matrix_of_codes
+from glassloop.model.quantized.codes import CodeArray, Groups, matrix_of_codes
 from glassloop.model.quantized.source import FLOATS, Source
 from glassloop.ops.quant import BF16, FORMATS, Bytes, Float32, quantize
 from glassloop.ops.tensor import Computed, Tensor
@@ -111,12 +111,12 @@ def mxfp4_matrix(source: Source, name: str, packed: str, scales: str) -> Tensor:
             FORMATS["MXFP4"],
             lambda: _mxfp4_blocks(source.whole(packed, ("U8",)), exponents),
         )
-    scale = e8m0(exponents) / np.float32(2)
+    shared = Groups(e8m0(exponents) / np.float32(2))
 
-    def read() -> Codes:
-        return Codes(fp4_codes(source.whole(packed, ("U8",))), scale)
+    def read() -> CodeArray:
+        return fp4_codes(source.whole(packed, ("U8",)))
 
-    return matrix_of_codes(name, (out, into), scale, None, -12, 12, BF16, read)
+    return matrix_of_codes(name, (out, into), shared, -12, 12, BF16, read)
 
 
 def _mxfp4_blocks(packed: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> Bytes:

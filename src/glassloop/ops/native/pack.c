@@ -18,7 +18,9 @@ static int steps_of(const gl_matrix *m) {
 
 /* The bytes of a packed block without its unit. */
 static int64_t block_bytes(const gl_matrix *m, int lanes) {
-    int scales = m->scale == GL_SCALE_STEPS ? steps_of(m) : 2 * (groups_of(m) + m->has_minimum);
+    int scales = m->scale == GL_SCALE_STEPS   ? steps_of(m)
+                 : m->scale == GL_SCALE_ZEROS ? 3
+                                              : 2 * (groups_of(m) + m->has_minimum);
     return (int64_t)lanes * (scales + GL_BLOCK / (m->packing == GL_Q8 ? 1 : m->packing == GL_Q2 ? 4 : 2));
 }
 
@@ -67,12 +69,23 @@ static void move_steps(const uint8_t *raw, uint8_t *to, int64_t eights, int lane
     }
 }
 
+/* The same for blocks of 32 with a float16 scale, the code of 0, and codes of four bits. */
+static void move_zeros(const uint8_t *raw, uint8_t *to, int64_t blocks, int lanes, int lane) {
+    for (int64_t b = 0; b < blocks; b++, to += 19 * lanes) {
+        memcpy(to + 2 * lane, raw, 2);
+        to[2 * lanes + lane] = raw[2];
+        raw += 3;
+        for (int i = 0; i < 4; i++, raw += 4) memcpy(to + 3 * lanes + (i * lanes + lane) * 4, raw, 4);
+    }
+}
+
 /* Moves a row whose codes are in the kernels' order. */
 static void move_any_row(const gl_matrix *m, const uint8_t *raw, uint8_t *to, int lanes, int lane) {
     int64_t blocks = m->in / GL_BLOCK;
     if (m->scale == GL_SCALE_STEPS)
         move_steps(raw, to, blocks / GL_UNIT_BLOCKS, lanes, lane, 1 + m->has_minimum, steps_of(m),
                    m->packing == GL_Q2 ? 2 : 4);
+    else if (m->scale == GL_SCALE_ZEROS) move_zeros(raw, to, blocks, lanes, lane);
     else if (m->packing == GL_Q8) move_row(raw, to, blocks, lanes, lane, 1, 8);
     else if (m->has_minimum || m->half_groups) move_row(raw, to, blocks, lanes, lane, 2, 4);
     else move_row(raw, to, blocks, lanes, lane, 1, 4);
@@ -136,7 +149,7 @@ static void pack_tiles(void *argument, int thread) {
             const uint8_t *row = p->raw + (tile * lanes + lane) * p->row_bytes;
             if (m->packing < GL_Q4)
                 for (int64_t k = 0; k < m->in; k++) memcpy(to + (k * lanes + lane) * bytes, row + k * bytes, bytes);
-            else if (m->packing >= GL_TABLE || p->format == Q8_0 || p->format == Q4_0 || p->format == Q4_1)
+            else if (m->packing >= GL_TABLE || m->scale == GL_SCALE_ZEROS || p->format == Q8_0 || p->format == Q4_0 || p->format == Q4_1)
                 move_any_row(m, row, to, lanes, lane);
             else if (p->format == Q5_0 || p->format == Q5_1)
                 for (int64_t b = 0, blocks = m->in / 32; b < blocks; b++)
