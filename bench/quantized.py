@@ -4,7 +4,8 @@ the likeliest token wherever llama.cpp's leads clearly.
 
 The rows of SmolLM2 135M have 576 values, which blocks of 256 do not divide, so the quantizer would take other
 types. The model is therefore made wider first: zeros are added until all rows have 768 values, and the norms
-are scaled, which changes no result. llama.cpp runs in an interpreter with `llama-cpp-python`
+are scaled, which changes no result. Types below four bits ruin so small a model, so that no token leads
+clearly; there only `ffn_down` gets the type, and all else Q8_0. llama.cpp runs in an interpreter with `llama-cpp-python`
 (`--llama-python`). The last line is JSON.
 """
 
@@ -28,7 +29,7 @@ from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops.native.library import wanted_threads
 from glassloop.ops.native.ops import NativeOps
-from glassloop.ops.quant import F16
+from glassloop.ops.quant import F16, FORMATS
 from glassloop.ops.tensor import Tensor
 from glassloop.train.gguf_file import write_tensors
 
@@ -37,6 +38,10 @@ TYPES = (
     *("MXFP4_MOE", "NVFP4", "Q3_K_M", "IQ3_S", "IQ3_XXS", "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS"),
     *("IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0", "Q2_0", "Q1_0"),
 )
+_SMALL = {  # below four bits, with GGUF's numbers
+    name: FORMATS[name.removesuffix("_M") if name.startswith("Q3") else name].gguf_id
+    for name in TYPES[TYPES.index("Q3_K_M") :]
+}
 # The likeliest token must be the same where it leads by this much in logits, for files that work; both
 # engines round activations to 8 bits, each in its own way.
 CLEAR = 1.0
@@ -152,7 +157,8 @@ def main() -> None:
             path = wide
             if name != "F16":
                 path = Path(folder) / f"{name}.gguf"
-                problem = peer.ask(quantize=str(wide), to=str(path), type=name, weights=weights)
+                whole, only = (name, {}) if name not in _SMALL else ("Q8_0", {"ffn_down": _SMALL[name]})
+                problem = peer.ask(quantize=str(wide), to=str(path), type=whole, weights=weights, only=only)
                 if problem:
                     rows.append({"type": name, "problem": problem})
                     continue

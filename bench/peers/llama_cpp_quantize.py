@@ -21,10 +21,15 @@ import numpy as np
 _EMBEDDING_TYPE = 8  # Q8_0: the quantizers of one and two bits are not meant for embeddings
 
 
-def quantize(source: str, target: str, name: str, weights: dict[str, int]) -> None:
-    """Quantizes with an importance matrix of ones: the types of one and two bits need some matrix."""
+def quantize(source: str, target: str, name: str, weights: dict[str, int], only: dict[str, int]) -> None:
+    """Quantizes with an importance matrix of ones: the types of one and two bits need some matrix. The
+    matrices whose names match a pattern of `only` get the type with that number."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
+    kinds = [llama_cpp.llama_model_tensor_override(pattern.encode(), kind) for pattern, kind in only.items()]
+    kinds.append(llama_cpp.llama_model_tensor_override(None, 0))
+    overrides = (llama_cpp.llama_model_tensor_override * len(kinds))(*kinds)
+    params.tt_overrides = ctypes.cast(overrides, ctypes.POINTER(llama_cpp.llama_model_tensor_override))
     params.pure = True
     params.output_tensor_type = params.token_embedding_type = _EMBEDDING_TYPE
     rows = {name: (ctypes.c_float * width)(*[1.0] * width) for name, width in weights.items()}
@@ -72,7 +77,7 @@ def main() -> None:
         job = json.loads(line)
         try:
             if "quantize" in job:
-                quantize(job["quantize"], job["to"], job["type"], job["weights"])
+                quantize(job["quantize"], job["to"], job["type"], job["weights"], job.get("only", {}))
             else:
                 np.savez(job["to"], **score(job["score"], job["chunks"], job["threads"]))
             print(json.dumps({"done": True, "version": llama_cpp.__version__}), flush=True)
