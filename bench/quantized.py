@@ -5,8 +5,8 @@ the likeliest token wherever llama.cpp's leads clearly.
 The rows of SmolLM2 135M have 576 values, which blocks of 256 do not divide, so the quantizer would take other
 types. The model is therefore made wider first: zeros are added until all rows have 768 values, and the norms
 are scaled, which changes no result. Types below four bits ruin so small a model, so that no token leads
-clearly; there only `ffn_down` gets the type, and all else Q8_0. llama.cpp runs in an interpreter with `llama-cpp-python`
-(`--llama-python`). The last line is JSON.
+clearly; there only `ffn_down` gets the type, and all else Q8_0. llama.cpp runs in an interpreter with
+`llama-cpp-python` (`--llama-python`). The last line is JSON.
 """
 
 from __future__ import annotations
