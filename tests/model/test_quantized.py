@@ -365,7 +365,7 @@ def test_a_quantized_model_computes_and_says_what_became_of_it(tmp_path):
 
 @pytest.mark.parametrize("op_set", ["reference", "native"])
 def test_each_matrix_is_computed_once_when_it_is_loaded(op_set):
-    from glassloop.model import check
+    from glassloop.model import model_check as check
     from glassloop.ops import choose_ops
 
     computed = []

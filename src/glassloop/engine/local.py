@@ -29,9 +29,9 @@ from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, LengthError
 from glassloop.model.drafter import DrafterFile, is_drafter, read_drafter
-from glassloop.model.holes import shipped_holes
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
+from glassloop.model.shipped_holes import shipped_holes
 from glassloop.ops import choose_ops
 from glassloop.ops.drafting import DraftOps
 from glassloop.ops.quant import Float32

@@ -23,7 +23,7 @@ import numpy as np
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
 from glassloop.model.safetensors import Contents, TensorEntry, parse_json, read_contents, read_file, read_json
-from glassloop.model.weights import hf_name
+from glassloop.model.weight_names import hf_name
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.util.fields import Fields
@@ -133,9 +133,9 @@ def _eight_bit(path: Path, config: ModelConfig, name: str | None) -> Adapter:
         raise ModelError(f"{path}: has version {shown(described.get('version'))}; {VERSION!r} is expected")
     values = parse_json(described["adapter"].encode(), f"{path}: adapter")
     fields = Fields(f"{path}: adapter", values)
-    own = fields.get("name", path.stem)
-    if not isinstance(own, str):
-        raise fields.error("name", f"is {shown(own)}; a text is expected")
+    stated_name = fields.get("name", path.stem)
+    if not isinstance(stated_name, str):
+        raise fields.error("name", f"is {shown(stated_name)}; a text is expected")
     rank, scale = fields.whole("rank", most=_MOST_RANK), fields.number("scale")
     mask = fields.get("mask_token")
     if mask is not None and (type(mask) is not int or not 0 <= mask < config.vocab_size):
@@ -153,7 +153,7 @@ def _eight_bit(path: Path, config: ModelConfig, name: str | None) -> Adapter:
         raise ModelError(f"{path}: {printable(each)} has no place in this {config.family} model")
     if not matrices:
         raise ModelError(f"{path}: has no adapter")
-    return Adapter(name or own, sha256_of(path), rank, scale, matrices, embedding, mask, values)
+    return Adapter(name or stated_name, sha256_of(path), rank, scale, matrices, embedding, mask, values)
 
 
 def _pair(

@@ -24,28 +24,28 @@ _MORE_FORMATS = ("mxfp4-pack-quantized", "dense", "mixed-precision")
 
 def read_compressed(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads every matrix that has scales beside it."""
-    known = (*_FORMATS, *_MORE_FORMATS)
+    readable = (*_FORMATS, *_MORE_FORMATS)
     format = fields.get("format", "dense")
-    if format not in known:
-        raise fields.error("format", f"is {shown(format)}; one of {', '.join(known)} is read")
+    if format not in readable:
+        raise fields.error("format", f"is {shown(format)}; one of {', '.join(readable)} is read")
     bits = _bits(fields)
-    found = {}
+    matrices = {}
     for stem in source.stems(".weight_scale"):
         name = f"{stem}.weight"
         if source.optional(f"{stem}.weight_global_scale"):
-            found[name] = _nvfp4(source, stem)
+            matrices[name] = _nvfp4(source, stem)
         elif source.optional(f"{stem}.weight_packed"):
             is_words = source.entry(f"{stem}.weight_packed", ("I32", "U8")).kind == "I32"
-            found[name] = _packed(source, stem, bits) if is_words else _mxfp4(source, stem)
+            matrices[name] = _packed(source, stem, bits) if is_words else _mxfp4(source, stem)
         elif source.entry(name, ("I8", "F8_E4M3"), 2).kind == "F8_E4M3":
-            found[name] = fp8_matrix(source, _block_fields(fields), stem, f"{stem}.weight_scale")
+            matrices[name] = fp8_matrix(source, _block_fields(fields), stem, f"{stem}.weight_scale")
         else:
-            found[name] = _plain_integers(source, stem)
+            matrices[name] = _plain_integers(source, stem)
         source.forget(f"{stem}.input_scale", f"{stem}.input_global_scale", f"{stem}.input_zero_point")
         source.forget(f"{stem}.weight_shape", f"{stem}.weight_g_idx")
     for ending in (".k_scale", ".v_scale", ".q_scale"):
         source.forget(*(f"{stem}{ending}" for stem in source.stems(ending)))
-    return found
+    return matrices
 
 
 def _weight_options(fields: Fields) -> list[Fields]:

@@ -137,9 +137,9 @@ def read_mlx(source: Source, fields: Fields) -> dict[str, Tensor]:
 
 
 def _mlx_matrix(source: Source, fields: Fields, stem: str) -> Tensor:
-    own = fields.get(stem)
-    if isinstance(own, dict):
-        fields = Fields(f"{fields.where}: {printable(stem)}", {**fields.values, **own})
+    of_matrix = fields.get(stem)
+    if isinstance(of_matrix, dict):
+        fields = Fields(f"{fields.where}: {printable(stem)}", {**fields.values, **of_matrix})
     mode = fields.get("mode", "affine")
     if mode != "affine":
         raise fields.error("mode", f"is {shown(mode)}; MLX's mode 'affine' is read")

@@ -42,17 +42,17 @@ def e8m0(codes: NDArray[np.uint8]) -> Float32:
 def read_fp8(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads FP8 with `weight_scale_inv` for blocks of the matrix (DeepSeek, Qwen), or `weight_scale` for the
     matrix or for each row."""
-    found = {}
+    matrices = {}
     for name, entry in source.entries.items():
         if entry.kind == "F8_E4M3" and name.endswith(".weight"):
             stem = name.removesuffix(".weight")
             scales = f"{stem}.weight_scale_inv"
-            found[name] = fp8_matrix(
+            matrices[name] = fp8_matrix(
                 source, fields, stem, scales if source.optional(scales) else f"{stem}.weight_scale"
             )
             source.forget(f"{stem}.input_scale", f"{stem}.activation_scale", f"{stem}.input_scale_ub")
     source.forget(*(name for name in source.entries if name.endswith((".k_scale", ".v_scale"))))
-    return found
+    return matrices
 
 
 def fp8_matrix(source: Source, fields: Fields, stem: str, scales: str) -> Tensor:
@@ -157,7 +157,7 @@ def nvfp4_matrix(
 def read_gpt_oss(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads MXFP4 as gpt-oss stores its experts: `_blocks` [experts, out, groups, 16] and `_scales`
     [experts, out, groups]. Each becomes [experts, out, in]."""
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     for stem in source.stems("_blocks"):
         shape = source.entry(f"{stem}_blocks", ("U8",), 4).shape
         if shape[-1] != 16:
@@ -170,21 +170,21 @@ def read_gpt_oss(source: Source, fields: Fields) -> dict[str, Tensor]:
                 values = codes.astype(np.float32) * (e8m0(exponents) / np.float32(2))[..., None]
             return quantize(BF16, values.reshape(-1))
 
-        found[stem] = Computed.later(stem, (*shape[:2], shape[2] * 32), BF16, compute)
-    return found
+        matrices[stem] = Computed.later(stem, (*shape[:2], shape[2] * 32), BF16, compute)
+    return matrices
 
 
 def read_modelopt(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads ModelOpt's FP8 (one scale for a matrix) and NVFP4 (`weight_scale` in E4M3 for 16 inputs, times
     `weight_scale_2`)."""
-    found = {}
+    matrices = {}
     for stem in source.stems(".weight_scale"):
         name = f"{stem}.weight"
         if source.optional(f"{stem}.weight_scale_2"):
             scales = (f"{stem}.weight_scale", f"{stem}.weight_scale_2")
-            found[name] = nvfp4_matrix(source, name, name, *scales)
+            matrices[name] = nvfp4_matrix(source, name, name, *scales)
         else:
-            found[name] = fp8_matrix(source, fields, stem, f"{stem}.weight_scale")
+            matrices[name] = fp8_matrix(source, fields, stem, f"{stem}.weight_scale")
         source.forget(f"{stem}.input_scale")
     source.forget(*(name for name in source.entries if name.endswith((".k_scale", ".v_scale"))))
-    return found
+    return matrices
