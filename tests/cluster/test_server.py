@@ -23,8 +23,8 @@ from glassloop import LLM, Sampling
 from glassloop.cluster.engine import ClusterEngine
 from glassloop.record.format.glass_file import from_bytes
 from glassloop.server.app import make_app
+from glassloop.server.http.clients import client_of, remember_key
 from glassloop.server.many_models import ManyModels
-from glassloop.server.operation.clients import client_of, remember_key
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.service import Service
@@ -160,7 +160,7 @@ def test_a_deleted_run_is_gone_from_every_replica(site):
 
 def _remembered(loop) -> list[str]:
     """Returns the ids of the runs that drafts are made from."""
-    return [id for recent in loop._recent_runs._owners.values() for id in recent._pieces]
+    return [id for recent in loop.drafts.recent_runs._owners.values() for id in recent._pieces]
 
 
 def _client(key: str) -> str:
@@ -202,7 +202,7 @@ def test_replicas_know_the_owner_of_a_request(model):
                     answer = client.post(path, json=body, headers=headers)
                     assert answer.status_code < 300, answer.text
             loops = [each.llm.engine.loop for each in site.transport.replicas.values()]
-            owners = {owner for loop in loops for owner in loop._recent_runs._owners}
+            owners = {owner for loop in loops for owner in loop.drafts.recent_runs._owners}
             assert owners == {_client(key) for key in ("one", "two")}
     finally:
         site.close()

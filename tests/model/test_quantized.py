@@ -125,7 +125,7 @@ def test_gptq_is_what_gptqmodel_computes(tmp_path_factory, seed, bits, groups, o
     expected = (scales[g_idx.long()] * (codes - zeros[g_idx.long()]).to(torch.int16)).T
     _same(found, expected.to(torch.float16))
     if order != "desc_act" or groups == 1:
-        exact = {2: "Q4_0", 3: "Q4_0", 4: "Q4_0" if symmetric else "Q8_0", 8: "Q8_0" if symmetric else None}[
+        exact = {2: "Q4_0", 3: "Q4_0", 4: "Q4_0" if symmetric else "INT4", 8: "Q8_0" if symmetric else None}[
             bits
         ]
         assert exact is None or found.format.name == exact

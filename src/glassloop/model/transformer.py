@@ -25,11 +25,12 @@ from glassloop.model.config import (
     ModelConfig,
     NormConfig,
 )
+from glassloop.model.needed_ops import check_ops
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
 from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
-from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
+from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops, check_has
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -154,6 +155,7 @@ class Transformer:
         more_caches: Sequence[CacheSpec] = (),
     ) -> None:
         """`more_caches` are kept in the pages beside those of the layers, as if of further layers."""
+        check_ops(config, ops)
         self.config = config
         self.ops = ops
         load = _Weights(weights, ops)
@@ -194,6 +196,7 @@ class Transformer:
     def load_adapter(self, adapter: Adapter) -> int:
         """Loads an adapter. Returns the number by which rows of a batch refer to it: the first that none
         has."""
+        check_has(self.ops, ["adapt"], f"adapter {adapter.name}")
         adapter.check_shapes(self.config, self._adaptable)
         with self._one_change:
             self.adapters, number = self.adapters.with_adapter(adapter, self.config.dim, self.ops)
