@@ -1,8 +1,10 @@
-"""`python -m bench.formats`: prefill and decode of a model of a given shape with random weights, once for
-each type of GGUF, against llama.cpp on the same file.
+"""`python -m bench.formats`: prefill, decode, eight streams, time to load and memory for each type of GGUF,
+against llama.cpp on the same file: a model of the shape of Llama 3.2 1B with random weights, and the default
+model, quantized by llama.cpp.
 
-llama.cpp runs in an interpreter that has the package `xllamacpp` (`--llama-python`); without one, only our
-own times are measured. Rounds are taken in turn. The last line is JSON.
+llama.cpp runs in an interpreter that has `llama-cpp-python` (`--llama-python`); without one, only our own
+figures are measured. The engines take turns within a round, and ratios are those of rounds. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -12,23 +14,38 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from glassloop.model.cache import Branches
+from bench.catalog import ROOT
+from bench.process import environment
+from bench.quantized import Peer, widen
 from glassloop.model.loader import ModelFiles
+from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops.native.library import wanted_threads
-from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.native.packer import packed_bytes
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.tensor import Tensor
 from glassloop.train.gguf_file import write_tensors
 
-TYPES = ("Q4_K", "Q2_K", "Q3_K", "IQ4_XS", "IQ3_S", "IQ2_XS", "MXFP4")
-PROMPT, STEPS = 512, 48
+# GGUF's type of the matrices, and what llama.cpp's quantizer calls it.
+TYPES = {
+    "Q2_K": "Q2_K",
+    "Q3_K": "Q3_K_M",
+    "IQ4_XS": "IQ4_XS",
+    "IQ3_S": "IQ3_S",
+    "IQ2_XS": "IQ2_XS",
+    "MXFP4": "MXFP4_MOE",
+    "Q4_K": "Q4_K_M",
+    "Q4_0": "Q4_0",
+    "Q8_0": "Q8_0",
+}
+_ASKED = tuple(TYPES)[:6]
+_PROMPT, _STEPS, _FEW_STEPS, _STREAMS = 256, 24, 12, 8
 _VOCABULARY = 32_000
 
 
@@ -78,121 +95,119 @@ def write_model(path: Path, name: str, layers: int, dim: int, ffn: int, heads: i
     write_tensors(path, metadata, tensors)
 
 
-class Ours:
-    def __init__(self, path: Path) -> None:
-        began = perf_counter()
-        self.model = ModelFiles(path).transformer(NativeOps())
-        self.load = perf_counter() - began
+class Engine:
+    """An adapter of `bench/peers` in a process of its own, with a model loaded."""
 
-    def measure(self) -> tuple[float, float, float]:
-        """Returns the tokens per second of a prompt, of one stream and of eight."""
-        ids = np.random.default_rng(1).integers(300, _VOCABULARY, PROMPT).tolist()
-        cache = Branches(self.model, PROMPT + STEPS + 1)
-        began = perf_counter()
-        cache.forward([(0, 0, ids)])
-        prefill = PROMPT / (perf_counter() - began)
-        rates = []
-        for streams in (1, 8):
-            cache = Branches(self.model, 16 + STEPS + 1, branches=streams)
-            cache.forward([(stream, 0, ids[:16]) for stream in range(streams)])
-            began = perf_counter()
-            for step in range(STEPS):
-                cache.forward([(stream, 16 + step, [ids[step]]) for stream in range(streams)])
-            rates.append(STEPS * streams / (perf_counter() - began))
-        return prefill, rates[0], rates[1]
-
-
-_LLAMA = """
-import json, random, sys
-import xllamacpp
-path, threads, prompt, steps = sys.argv[1], *map(int, sys.argv[2:5])
-params = xllamacpp.CommonParams()
-params.model.path = path
-params.n_ctx = 1024
-params.n_parallel = 1
-params.n_gpu_layers = 0
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-params.verbosity = -1
-params.cache_prompt = False
-server = xllamacpp.Server(params)
-print("ready", flush=True)
-random.seed(1)
-for _ in sys.stdin:
-    ids = [random.randrange(300, 32000) for _ in range(prompt)]
-    ask = {"prompt": ids, "n_predict": 1, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
-    first = server.handle_completions(ask)
-    second = server.handle_completions(ask | {"prompt": ids[:16], "n_predict": steps})
-    read = [json.loads(each) if isinstance(each, (str, bytes)) else each for each in (first, second)]
-    prefill, decode = read[0]["timings"]["prompt_per_second"], read[1]["timings"]["predicted_per_second"]
-    print(json.dumps([prefill, decode]), flush=True)
-"""
-
-
-class Llama:
-    def __init__(self, python: str, path: Path, threads: int) -> None:
-        command = [python, "-c", _LLAMA, str(path), str(threads), str(PROMPT), str(STEPS)]
-        self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    def __init__(self, python: str, module: str, model: Path, threads: int) -> None:
+        self._child = subprocess.Popen(
+            [python, "-m", f"bench.peers.{module}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment(threads),
+            cwd=ROOT,
+            text=True,
         )
-        self._answer("ready")
+        loading = self._ask(do="load", model=str(model), threads=threads)["load_seconds"]
+        # A mapped file is only read when it is used first.
+        self.load = loading + self._ask(do="prefill", ids=[300])["seconds"]
 
-    def _answer(self, beginning: str) -> str:
-        assert self.child.stdout is not None
-        for line in self.child.stdout:
-            if line.startswith(beginning):
-                return line
-        raise RuntimeError("llama.cpp has ended")
+    def _ask(self, **question: Any) -> dict[str, Any]:
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(json.dumps(question) + "\n")
+        self._child.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._child.stdout.readline())
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
 
-    def measure(self) -> tuple[float, float]:
-        assert self.child.stdin is not None
-        self.child.stdin.write("measure\n")
-        self.child.stdin.flush()
-        prefill, decode = json.loads(self._answer("["))
-        return prefill, decode
+    def measure(self, ids: list[int]) -> dict[str, float]:
+        """Returns the tokens per second of a prompt, of one stream and of eight."""
+        one, many = [ids[:16]], [ids[number : number + 16] for number in range(_STREAMS)]
+        prefill = self._ask(do="prefill", ids=ids)["seconds"]
+        decode = self._ask(do="decode", prompts=one, steps=_STEPS)["seconds"]
+        streams = self._ask(do="decode", prompts=many, steps=_FEW_STEPS)["seconds"]
+        rates = len(ids) / prefill, _STEPS / decode, _STREAMS * _FEW_STEPS / streams
+        return dict(zip(("prefill", "decode", "streams_8"), rates, strict=True))
 
     def close(self) -> None:
-        self.child.kill()
-        self.child.wait()
+        self._child.kill()
+        self._child.wait()
 
 
-def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    path = folder / f"{name}.gguf"
-    write_model(path, name, options.layers, options.dim, options.ffn, options.heads, options.kv_heads)
-    ours, theirs = Ours(path), None
-    if options.llama_python:
-        theirs = Llama(options.llama_python, path, wanted_threads())
-    own: list[tuple[float, float, float]] = []
-    other: list[tuple[float, float]] = []
-    for _ in range(options.rounds):
-        own.append(ours.measure())
+def bits(path: Path) -> dict[str, float]:
+    """Returns the bits of a weight of the layers' matrices, in the file and in memory."""
+    matrices = [
+        tensor
+        for name, tensor in ModelFiles(path).weights.items()
+        if name.startswith("layers.") and len(tensor.shape) == 2
+    ]
+    count = sum(tensor.size for tensor in matrices)
+    memory = sum(packed_bytes(tensor.shape, tensor.format) for tensor in matrices)
+    stored = sum(tensor.format.size_of(tensor.size) for tensor in matrices)
+    return {"file_bits": round(8 * stored / count, 2), "memory_bits": round(8 * memory / count, 2)}
+
+
+def compare(path: Path, python: str | None, rounds: int) -> dict[str, Any]:
+    threads = wanted_threads()
+    ours = Engine(sys.executable, "ours", path, threads)
+    theirs = Engine(python, "llama_cpp", path, threads) if python else None
+    own: list[dict[str, float]] = []
+    other: list[dict[str, float]] = []
+    rng = np.random.default_rng(1)
+    for _ in range(rounds):
+        ids = rng.integers(300, _VOCABULARY, _PROMPT).tolist()
+        own.append(ours.measure(ids))
         if theirs:
-            other.append(theirs.measure())
-    found: dict[str, Any] = {"type": name, "load": round(ours.load, 2)}
-    for place, what in enumerate(("prefill", "decode", "decode_8")):
-        found[what] = round(median(each[place] for each in own), 1)
+            other.append(theirs.measure(ids))
+    row: dict[str, Any] = {**bits(path), "load": round(ours.load, 2)}
+    ours.close()
     if theirs:
+        row["load_llama"] = round(theirs.load, 2)
         theirs.close()
-        for place, what in enumerate(("prefill", "decode")):
-            ratios = sorted(mine[place] / each[place] for mine, each in zip(own, other, strict=True))
-            found[f"{what}_llama"] = round(median(each[place] for each in other), 1)
-            found[f"{what}_ratio"] = [round(ratio, 2) for ratio in (ratios[0], median(ratios), ratios[-1])]
-    path.unlink()
-    return found
+    for what in own[0]:
+        row[what] = round(median(each[what] for each in own), 1)
+        if other:
+            ratios = sorted(mine[what] / each[what] for mine, each in zip(own, other, strict=True))
+            row[f"{what}_llama"] = round(median(each[what] for each in other), 1)
+            row[f"{what}_ratio"] = [round(ratio, 2) for ratio in (ratios[0], median(ratios), ratios[-1])]
+    return row
+
+
+def models(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yields the model, the type and the file of each comparison."""
+    for name in options.types if "1b" in options.models else ():
+        path = folder / f"{name}.gguf"
+        write_model(path, name, options.layers, options.dim, options.ffn, options.heads, options.kv_heads)
+        yield "1b", name, path
+        path.unlink()
+    if "default" in options.models and options.llama_python:
+        wide, peer = folder / "wide.gguf", Peer(options.llama_python)
+        widths = widen(fetch(DEFAULT_MODEL), wide)
+        for name in options.types:
+            path = folder / f"{name}.gguf"
+            problem = peer.ask(quantize=str(wide), to=str(path), type=TYPES[name], weights=widths)
+            if problem:
+                raise RuntimeError(problem)
+            yield "default", name, path
+            path.unlink()
+        peer.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.formats", description=__doc__)
-    parser.add_argument("--types", nargs="+", choices=list(FORMATS), default=list(TYPES))
-    parser.add_argument("--llama-python", help="an interpreter with the package xllamacpp")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--types", nargs="+", choices=list(TYPES), default=list(_ASKED))
+    parser.add_argument("--models", nargs="+", choices=["1b", "default"], default=["1b", "default"])
+    parser.add_argument("--llama-python", help="an interpreter with the package llama-cpp-python")
+    parser.add_argument("--rounds", type=int, default=3)
     # The shape of Llama 3.2 1B.
     for name, value in (("layers", 16), ("dim", 2048), ("ffn", 8192), ("heads", 32), ("kv-heads", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.types:
-            rows.append(compare(name, options, Path(folder)))
+        for model, name, path in models(options, Path(folder)):
+            rows.append({"model": model, "type": name, **compare(path, options.llama_python, options.rounds)})
             print(*[f"{key} {value}" for key, value in rows[-1].items()], sep="  ", file=sys.stderr)
     print(json.dumps(rows))
 

@@ -31,7 +31,9 @@ class LlamaCpp(Adapter):
         self.threads = threads
         wanted = llama.llama_model_default_params()
         wanted.use_extra_bufts = extra_buffers  # weights repacked for AMX or for wide registers
+        began = perf_counter()
         self.model = llama.llama_model_load_from_file(model.encode(), wanted)
+        loaded = perf_counter() - began
         if not self.model:
             raise RuntimeError("".join(said[-3:]).strip() or "the model does not load")
         self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
@@ -41,6 +43,7 @@ class LlamaCpp(Adapter):
         buffers = [line.split()[1] for line in said if "model buffer size" in line]
         return {
             "version": llama.__version__,
+            "load_seconds": loaded,
             "details": f"compiled for {', '.join(found)}; weights in {' + '.join(buffers) or 'CPU'}",
             "isa": next(n for n in ("AVX512", "AVX_VNNI", "AVX2", "NEON", "portable") if n in found).lower(),
         }

@@ -21,11 +21,14 @@ class Ours(Adapter):
         from glassloop.ops import choose_ops
 
         chosen = choose_ops(ops)
+        began = perf_counter()
         self.model = ModelFiles(Path(model)).transformer(chosen)
+        loaded = perf_counter() - began
         self._caches: dict[int, Any] = {}
         return {
             "version": version("glassloop"),
             "details": f"{chosen.name} ops",
+            "load_seconds": loaded,
             "isa": getattr(chosen, "instructions", None),
         }
 

@@ -2,7 +2,7 @@
 `bench/process.py` is the other side. An adapter implements the requests below; all times are measured
 inside the peer's process, around the work only.
 
-    {"do": "load", "model": ..., "threads": 2}          -> {"version": ..., "details": ..., "isa": ...}
+    {"do": "load", "model": ..., "threads": 2}          -> {"version", "details", "isa", …}
     {"do": "prefill", "ids": [...]}                     -> {"seconds": ...}
     {"do": "decode", "prompts": [[...], ...], "steps"}  -> {"seconds": ...}
     {"do": "first_token", "prefix", "rest", "cached"}   -> {"seconds": ...}

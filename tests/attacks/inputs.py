@@ -11,11 +11,20 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from hostile import folders, gguf, glass, templates
+import numpy as np
+from hostile import folders, gguf, glass, quantized, templates
 from hostile.tiny import tiny_folder, tiny_gguf, write_tiny
+from hostile.typed import mutated_types
 
 from glassloop import LLM, Run, Sampling
 from glassloop.errors import GlassloopError
+from glassloop.model.cache import Branches
+from glassloop.model.loader import ModelFiles
+from glassloop.model.quantized import read_weights
+from glassloop.ops.batch import Batch
+from glassloop.ops.kv_cache import CacheSpec
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.native.packer import NativeMatrix
 from glassloop.record.format.glass_file import to_bytes
 from glassloop.text.chat import ChatTemplate
 
@@ -150,6 +159,62 @@ def _use_folder(files: dict[str, bytes], folder: Path) -> str:
     return _use_model(model)
 
 
+# ── number formats: the same files with matrices of every type, read by the native op set ──────────────────
+
+
+def _make_typed(rng: Random, folder: Path) -> bytes:
+    return mutated_types(rng)
+
+
+def _use_typed(data: bytes, folder: Path) -> str:
+    path = folder / "typed.gguf"
+    path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
+    path.write_bytes(data)
+    try:
+        files = ModelFiles(path)
+        model = files.transformer(NativeOps())
+    except GlassloopError as error:
+        return _refusal(error)
+    ids = [token % files.config.vocab_size for token in (0, 7, 260)]
+    with np.errstate(all="ignore"):
+        Branches(model, len(ids)).forward([(0, 0, ids)])
+    return "used"
+
+
+def _make_quantized(rng: Random, folder: Path) -> tuple[str, bytes, Any]:
+    scheme = rng.choice(list(quantized.SCHEMES))
+    return scheme, *quantized.mutated(scheme, rng)
+
+
+def _use_quantized(made: tuple[str, bytes, Any], folder: Path) -> str:
+    scheme, data, options = made
+    file = folder / "model.safetensors"
+    file.unlink(missing_ok=True)
+    file.write_bytes(data)
+    key = "quantization" if scheme == "mlx" else "quantization_config"
+    ops = NativeOps()
+    try:
+        tensors = read_weights(folder, {"torch_dtype": "bfloat16", key: options}).tensors.values()
+        matrices = [ops.matrix(tensor) for tensor in tensors if len(tensor.shape) == 2]
+    except GlassloopError as error:
+        return _refusal(error)
+    for matrix in matrices:
+        _multiply(ops, matrix)
+    return "used"
+
+
+def _multiply(ops: NativeOps, matrix: NativeMatrix) -> None:
+    """Multiplies a few rows of a matrix by itself."""
+
+    def compute(batch: Batch, pages: Any) -> Any:
+        rows = ops.take(ops.embed(matrix, batch.tokens), batch.wanted)
+        return ops.linear(ops.scale(rows, 1.0), matrix, None)
+
+    count = min(3, matrix.out)
+    batch = Batch.of([(np.zeros((1, 4), np.int32), 0, list(range(count)))], [count])
+    ops.program(compute)(batch, ops.cache([CacheSpec(1, 1, 8)], 1 << 20))
+
+
 # ── templates ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -174,6 +239,8 @@ KINDS = {
     "glass": Kind(_make_glass, _use_glass),
     "gguf": Kind(_make_gguf, _use_gguf),
     "safetensors": Kind(_make_folder, _use_folder),
+    "typed": Kind(_make_typed, _use_typed),
+    "quantized": Kind(_make_quantized, _use_quantized),
     "template": Kind(_make_template, _use_template),
 }
 

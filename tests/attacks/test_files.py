@@ -14,7 +14,7 @@ from attacks.inputs import KINDS, make
 from attacks.limits import FACTOR, SEED, cases
 from ops.sanitized import sanitized_environment
 
-_NORMAL = {"glass": 250, "gguf": 250, "safetensors": 250, "template": 40}
+_NORMAL = {"glass": 250, "gguf": 250, "safetensors": 250, "typed": 200, "quantized": 250, "template": 40}
 _SECONDS = 30.0  # that one input may take
 
 
@@ -30,7 +30,7 @@ def test_mutated_files_are_used_or_refused_in_one_line(kind: str) -> None:
     batches.run(kind, SEED, cases(_NORMAL[kind]), seconds=_SECONDS, until=until, most_findings=10).check()
 
 
-@pytest.mark.parametrize("kind", ["glass", "gguf", "safetensors"])
+@pytest.mark.parametrize("kind", ["glass", "gguf", "safetensors", "typed", "quantized"])
 def test_no_byte_out_of_bounds_with_mutated_files(kind: str) -> None:
     """Numbers other than those above, so that the sanitizers see inputs of their own."""
     env = sanitized_environment()

@@ -33,6 +33,7 @@ from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.turns import Turns
 from glassloop.model.adapter import Adapter
 from glassloop.model.drafter import DrafterConfig, DrafterFile
+from glassloop.model.drafting_transformer import DraftingTransformer
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
@@ -87,7 +88,9 @@ def _transformer(variant: Mapping[str, Any], drafts_itself: bool) -> Transformer
     """Returns a new one: adapters are loaded into it."""
     config = model(variant["window"]).config
     ops = {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[variant["ops"]]()
-    return Transformer(config, _weights(), ops, _drafter() if drafts_itself else None)
+    if drafts_itself:
+        return DraftingTransformer(config, _weights(), ops, _drafter())
+    return Transformer(config, _weights(), ops)
 
 
 class World(LLM):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from glassloop.model.config import ModelConfig
-from glassloop.model.weights import hf_name
+from glassloop.model.weight_names import hf_name
 from glassloop.ops.tensor import Tensor
 from glassloop.train.write_safetensors import write_safetensors
 

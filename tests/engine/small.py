@@ -25,6 +25,7 @@ from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
 from glassloop.model.drafter import DrafterConfig, DrafterFile
+from glassloop.model.drafting_transformer import DraftingTransformer
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
@@ -82,7 +83,7 @@ def drafting_model(tokens: tuple[int, ...] = tuple(range(0, 257, 2))) -> Transfo
         for name, shape in config.shapes(plain.config).items()
     }
     drafter = DrafterFile(Path("random"), config, np.array(tokens, np.int32), weights)
-    return Transformer(plain.config, random_weights(plain.config), NativeOps(), drafter)
+    return DraftingTransformer(plain.config, random_weights(plain.config), NativeOps(), drafter)
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

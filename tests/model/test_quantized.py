@@ -85,7 +85,7 @@ def test_awq_is_what_autoawq_computes(tmp_path_factory, seed, group, middle):
     options = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
     found = _read(tmp_path_factory.mktemp("awq"), packed, options)
     assert found.keys() == {"a.weight"}
-    assert found["a.weight"].format.name == ("Q4_0" if middle else "Q8_0")
+    assert found["a.weight"].format.name == ("Q4_0" if middle else "INT4")
     wide = [each.repeat_interleave(into // groups, 0) for each in (zeros, scales)]
     _same(found["a.weight"], ((codes - wide[0]) * wide[1]).T)
 
@@ -125,7 +125,7 @@ def test_gptq_is_what_gptqmodel_computes(tmp_path_factory, seed, bits, groups, o
     expected = (scales[g_idx.long()] * (codes - zeros[g_idx.long()]).to(torch.int16)).T
     _same(found, expected.to(torch.float16))
     if order != "desc_act" or groups == 1:
-        exact = {2: "Q4_0", 3: "Q4_0", 4: "Q4_0" if symmetric else "Q8_0", 8: "Q8_0" if symmetric else None}[
+        exact = {2: "Q4_0", 3: "Q4_0", 4: "Q4_0" if symmetric else "INT4", 8: "Q8_0" if symmetric else None}[
             bits
         ]
         assert exact is None or found.format.name == exact
@@ -365,7 +365,7 @@ def test_a_quantized_model_computes_and_says_what_became_of_it(tmp_path):
 
 @pytest.mark.parametrize("op_set", ["reference", "native"])
 def test_each_matrix_is_computed_once_when_it_is_loaded(op_set):
-    from glassloop.model import check
+    from glassloop.model import model_check as check
     from glassloop.ops import choose_ops
 
     computed = []

@@ -14,8 +14,8 @@ from model.wheelhouse import put
 from glassloop.errors import RegistryError
 from glassloop.model import registry
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL
+from glassloop.model.registry.disk import home, models_folder, size_text
 from glassloop.model.registry.names import HubName, resolve, slug
-from glassloop.model.registry.store import home, models_folder, size_text
 
 
 @pytest.fixture(autouse=True)

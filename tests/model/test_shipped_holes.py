@@ -9,9 +9,9 @@ import numpy as np
 from glassloop.model.adapter import read_adapter
 from glassloop.model.cache import Branches
 from glassloop.model.fingerprint import fingerprint
-from glassloop.model.holes import FOLDER, shipped_holes
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
+from glassloop.model.shipped_holes import FOLDER, shipped_holes
 from glassloop.ops import choose_ops
 
 MODEL = "smollm2-135m-instruct"

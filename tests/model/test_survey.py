@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from hostile import gguf as raw_gguf
 from hostile.tiny import tiny_gguf
 from model.tiny import TINY, make
 
+from glassloop import LLM, Sampling
 from glassloop.errors import ModelError
-from glassloop.model.check import check_model
+from glassloop.model.cache import Branches
 from glassloop.model.families import FAMILIES
 from glassloop.model.loader import ModelFiles, describe, watch_loading
+from glassloop.model.model_check import check_model
 from glassloop.model.survey import survey
 from glassloop.model.unsupported import GGUF_TYPES, family_list
 from glassloop.ops import choose_ops
 from glassloop.ops.native import library
+from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMAT_BY_GGUF_ID
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.weight_memory import memory_line, weight_bytes
@@ -115,25 +120,55 @@ def test_a_download_that_is_no_file_is_recognized(tmp_path, start, named):
         ModelFiles(path)
 
 
-@pytest.mark.parametrize("key", ["attention.head_count_kv", "attention.head_count", "feed_forward_length"])
-def test_layers_that_differ_are_refused_by_name(tmp_path, key):
+# The tensors of a layer that grow with a number, and the axis (the fastest is the first).
+_GROWING = {
+    "attention.head_count_kv": {"attn_k": 1, "attn_v": 1},
+    "attention.head_count": {"attn_q": 1, "attn_output": 0},
+    "feed_forward_length": {"ffn_gate": 1, "ffn_up": 1, "ffn_down": 0},
+}
+
+
+@pytest.mark.parametrize("key", _GROWING)
+def test_layers_may_differ_where_a_file_lists_their_sizes(tmp_path, key):
     file = tiny_gguf()
     count = file["llama.block_count"]
     good = int(file[f"llama.{key}"])
     entries = tuple(entry for entry in file.entries if entry.key != f"llama.{key}")
 
-    def with_values(values: list[int]) -> Path:
+    def with_values(values: list[int], tensors: tuple[raw_gguf.Tensor, ...] = file.tensors) -> Path:
         more = raw_gguf.metadata({f"llama.{key}": values})
         path = tmp_path / "layers.gguf"
-        path.write_bytes(raw_gguf.GGUF((*entries, *more), file.tensors).to_bytes())
+        path.write_bytes(raw_gguf.GGUF((*entries, *more), tensors).to_bytes())
         return path
 
     same = ModelFiles(with_values([good] * count))
     assert same.config == ModelFiles(_tiny_gguf(tmp_path / "plain.gguf")).config
-    with pytest.raises(ModelError, match=f"llama.{key} is {good} in one layer and {2 * good} in another"):
-        ModelFiles(with_values([good] * (count - 1) + [2 * good]))
     with pytest.raises(ModelError, match=f"llama.{key} has {count + 1} values; one for each"):
         ModelFiles(with_values([good] * (count + 1)))
+    last = [good] * (count - 1) + [2 * good]
+    with pytest.raises(ModelError, match="has shape"):  # the tensors are still those of equal layers
+        ModelFiles(with_values(last))
+    path = with_values(last, tuple(_grown(tensor, count - 1, _GROWING[key]) for tensor in file.tensors))
+    logits = [
+        Branches(ModelFiles(path).transformer(ops), 8).forward([(0, 0, [1, 2, 3])])
+        for ops in (NativeOps(), ReferenceOps())
+    ]
+    assert np.abs(logits[0] - logits[1]).max() < 0.01 * np.abs(logits[1]).max()
+    shown = describe(path)
+    assert [*map(type, (shown["heads"], shown["kv_heads"], shown["feed_forward_dim"]))].count(list) == 1
+    llm = LLM(path, kv_memory="4MB")
+    run = llm.generate("the sea", Sampling(temperature=0, max_tokens=4, ignore_eos=True))
+    assert run.replay(llm).identical
+    llm.close()
+
+
+def _grown(tensor: raw_gguf.Tensor, layer: int, growing: dict[str, int]) -> raw_gguf.Tensor:
+    """Returns a tensor with one of its sizes doubled, if it is one of those that grow in this layer."""
+    for name, axis in growing.items():
+        if tensor.name == f"blk.{layer}.{name}.weight":
+            dims = tuple(2 * size if place == axis else size for place, size in enumerate(tensor.dims))
+            return replace(tensor, dims=dims, data=tensor.data * 2)
+    return tensor
 
 
 def test_memory_is_what_the_op_sets_take(tmp_path):

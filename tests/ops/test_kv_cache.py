@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from engine.small import model
 
-from glassloop.model.transformer import cache_groups
+from glassloop.model.cache_groups import cache_groups
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.reference import ReferenceOps

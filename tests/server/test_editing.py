@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from glassloop import Sampling
-from glassloop.model.holes import shipped_holes
+from glassloop.model.shipped_holes import shipped_holes
 
 MODEL = "smollm2-135m-instruct"
 BEFORE, AFTER = "The capital of France is", ", on the river Seine."

@@ -17,6 +17,7 @@ from glassloop.engine.drafting.chain_drafts import ChainDrafts
 from glassloop.errors import GlassloopError, ModelError
 from glassloop.model.cache import Branches
 from glassloop.model.drafter import DrafterFile, read_drafter
+from glassloop.model.drafting_transformer import DraftingTransformer
 from glassloop.model.transformer import Transformer
 from glassloop.ops.drafting import ChainRequest
 from glassloop.ops.native.ops import NativeOps
@@ -200,7 +201,7 @@ def _drafting(trained: DrafterTrainer) -> Transformer:
         name: Tensor.of(name, value.detach().numpy().copy()) for name, value in trained.parameters.items()
     }
     drafter = DrafterFile(Path("trained"), trained.config, trained.tokens, weights)
-    return Transformer(model().config, random_weights(model().config), NativeOps(), drafter)
+    return DraftingTransformer(model().config, random_weights(model().config), NativeOps(), drafter)
 
 
 def test_the_engine_computes_what_was_trained(trained, text):

@@ -63,7 +63,7 @@ def test_loss_curve_is_that_of_peft(peft, base, adapted):
     random = np.random.default_rng(config.seed)
     names = target_names(ModelFiles(base).config, config.lora_targets)
     parameters = dict(theirs.named_parameters())
-    from glassloop.model.weights import hf_name
+    from glassloop.model.weight_names import hf_name
 
     with torch.no_grad():
         for name in names:

@@ -19,11 +19,11 @@ from glassloop.cli.terminal import print_json, print_result, print_table, progre
 from glassloop.errors import GlassloopError, RegistryError
 from glassloop.model import registry
 from glassloop.model.registry.catalog import CatalogEntry
-from glassloop.model.registry.store import size_text, tree_size
+from glassloop.model.registry.disk import size_text, tree_size
 from glassloop.util.files import sha256_of
 
 if TYPE_CHECKING:
-    from glassloop.model.check import Finding
+    from glassloop.model.model_check import Finding
 
 app = App(help="List, pull, check, convert and remove models.")
 
@@ -112,7 +112,7 @@ def check(name: NameOrPath, ops: Ops = None, as_json: Json = False) -> None:
     It also says which types the tensors have and how much memory the weights take. The exit code is 0 if the
     model can be used, and 2 if not; one line on stderr says why, and what can be used instead.
     """
-    from glassloop.model.check import check_model
+    from glassloop.model.model_check import check_model
 
     source = registry.find(name)
     if source is None:

@@ -25,7 +25,7 @@ from glassloop.cli.help import (
 )
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
-from glassloop.model.generation import FROM_MODEL
+from glassloop.model.sampling_defaults import FROM_MODEL
 from glassloop.util.shown import shown
 
 # The group of each option in `--help`; all others choose tokens.

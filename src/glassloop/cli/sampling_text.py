@@ -6,7 +6,7 @@ from glassloop.cli.help import PENALTIES
 from glassloop.cli.sampling_flags import GROUPS
 from glassloop.decode.defaults import non_default
 from glassloop.decode.sampling import Sampling
-from glassloop.model.generation import FROM_MODEL
+from glassloop.model.sampling_defaults import FROM_MODEL
 from glassloop.util.plain_text import visible
 
 # The options that decide how a token is chosen, for a line of statistics.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import SamplingError
-from glassloop.model.generation import FROM_MODEL, Setting
 from glassloop.model.registry.catalog import CATALOG
+from glassloop.model.sampling_defaults import FROM_MODEL, Setting
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:

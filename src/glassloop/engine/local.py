@@ -24,7 +24,7 @@ from glassloop.engine.request_maker import RequestMaker, adapters_of
 from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError, LengthError
-from glassloop.model.holes import shipped_holes
+from glassloop.model.shipped_holes import shipped_holes
 from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run

@@ -13,7 +13,7 @@ one scale for both is enough, and the values are those of Q8_0 with no further r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
 from glassloop.model.safetensors import Contents, TensorEntry, parse_json, read_contents, read_file, read_json
-from glassloop.model.weights import hf_name
+from glassloop.model.weight_names import hf_name
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.util.fields import Fields
@@ -50,6 +50,18 @@ class Adapter:
     embedding: Float32 | None  # [dim], added to the embedding of the rows on which the adapter acts
     mask_token: int | None  # the token that masked rows carry; None if the adapter is not made for them
     metadata: Mapping[str, Any]  # what else its file says, such as the recipe of its training
+
+    def check_shapes(self, config: ModelConfig, adaptable: Collection[str]) -> None:
+        """Raises unless each matrix adds to one of the linear layers `adaptable` and has its size."""
+        shapes = config.shapes()
+        for name, (down, up) in self.matrices.items():
+            out, into = shapes.get(f"{name}.weight", (0, 0))
+            if name not in adaptable or down.shape != (self.rank, into):
+                raise ModelError(f"adapter {self.name}: {name}.down {down.shape} does not fit the model")
+            if up.shape != (out, self.rank):
+                raise ModelError(f"adapter {self.name}: {name}.up {up.shape} does not fit the model")
+        if self.embedding is not None and self.embedding.shape != (config.dim,):
+            raise ModelError(f"adapter {self.name}: the embedding does not fit the model")
 
     def delta(self, name: str) -> Float32:
         """Returns what the adapter adds to a matrix: [out, in]."""
@@ -121,9 +133,9 @@ def _eight_bit(path: Path, config: ModelConfig, name: str | None) -> Adapter:
         raise ModelError(f"{path}: has version {shown(described.get('version'))}; {VERSION!r} is expected")
     values = parse_json(described["adapter"].encode(), f"{path}: adapter")
     fields = Fields(f"{path}: adapter", values)
-    own = fields.get("name", path.stem)
-    if not isinstance(own, str):
-        raise fields.error("name", f"is {shown(own)}; a text is expected")
+    stated_name = fields.get("name", path.stem)
+    if not isinstance(stated_name, str):
+        raise fields.error("name", f"is {shown(stated_name)}; a text is expected")
     rank, scale = fields.whole("rank", most=_MOST_RANK), fields.number("scale")
     mask = fields.get("mask_token")
     if mask is not None and (type(mask) is not int or not 0 <= mask < config.vocab_size):
@@ -141,7 +153,7 @@ def _eight_bit(path: Path, config: ModelConfig, name: str | None) -> Adapter:
         raise ModelError(f"{path}: {printable(each)} has no place in this {config.family} model")
     if not matrices:
         raise ModelError(f"{path}: has no adapter")
-    return Adapter(name or own, sha256_of(path), rank, scale, matrices, embedding, mask, values)
+    return Adapter(name or stated_name, sha256_of(path), rank, scale, matrices, embedding, mask, values)
 
 
 def _pair(

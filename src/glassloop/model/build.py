@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from glassloop.errors import ModelError
 from glassloop.model.config import FeedForward, LayerConfig, Mixer, ModelConfig, NormConfig
@@ -17,13 +18,22 @@ from glassloop.model.rope import Rope
 Reach = tuple[int | None, Rope | None]  # a layer's window, and its rotary positions
 
 
+class LayerSizes(NamedTuple):
+    """What may differ in size between the layers of a model."""
+
+    heads: int
+    kv_heads: int
+    ffn_dim: int
+
+
 def build_config(
     family: ModelFamily,
     *,
     mixer: Mixer,
     feed_forward: FeedForward,
     norm: NormConfig,
-    reaches: Sequence[Reach],  # of each layer: all that differs between them
+    reaches: Sequence[Reach],  # of each layer
+    sizes: Sequence[LayerSizes] | None = None,  # of each layer, where a file lists them
     vocab_size: int,
     dim: int,
     context: int,
@@ -31,18 +41,24 @@ def build_config(
     logit_softcap: float | None,
     mask_token: int | None = None,
 ) -> ModelConfig:
+    if sizes is None:
+        sizes = [LayerSizes(mixer.heads, mixer.kv_heads, feed_forward.ffn_dim)] * len(reaches)
+    kinds = list(zip(reaches, sizes, strict=True))
     layers = {
-        (window, rope): LayerConfig(
-            replace(mixer, window=window, rope=rope), feed_forward, norm, family.norm_place
+        ((window, rope), size): LayerConfig(
+            replace(mixer, heads=size.heads, kv_heads=size.kv_heads, window=window, rope=rope),
+            replace(feed_forward, ffn_dim=size.ffn_dim),
+            norm,
+            family.norm_place,
         )
-        for window, rope in set(reaches)
+        for (window, rope), size in set(kinds)
     }
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
         dim=dim,
         context=context,
-        layers=tuple(layers[reach] for reach in reaches),
+        layers=tuple(layers[kind] for kind in kinds),
         final_norm=norm if family.final_norm else None,
         positions=family.positions,
         position_offset=family.position_offset,

@@ -4,16 +4,16 @@ whether the language head is a matrix of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from glassloop.model.build import Reach, build_config, config_errors, reaches_of
+from glassloop.model.build import LayerSizes, Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
-from glassloop.model.unsupported import EXPERTS_GGUF, UPSTREAM, mixture_of_experts, unknown_family
+from glassloop.model.unsupported import EXPERTS_GGUF, mixture_of_experts, unknown_family
 from glassloop.ops.tensor import Tensor
 from glassloop.util.fields import Fields
 from glassloop.util.shown import shown
@@ -33,8 +33,10 @@ def config_from_gguf(
 
     count = fields.whole("block_count", most=MOST_LAYERS)
     dim = fields.whole("embedding_length")
-    heads = _same_for_all(fields, "attention.head_count")
-    head_dim = fields.whole("attention.key_length", max(dim // heads, 1))
+    heads = _of_each_layer(fields, "attention.head_count", count)
+    kv_heads = _of_each_layer(fields, "attention.head_count_kv", count, heads)
+    ffn_dims = _of_each_layer(fields, "feed_forward_length", count)
+    head_dim = fields.whole("attention.key_length", max(dim // heads[0], 1))
     if fields.whole("attention.value_length", head_dim) != head_dim:
         raise fields.error("attention.value_length", f"must equal attention.key_length, {head_dim}")
     wide = family.gguf_wide_scale_layers == count
@@ -44,17 +46,17 @@ def config_from_gguf(
     with config_errors(where):
         norm = NormConfig(family.norm_eps or fields.number(eps), family.norm)
         attention = AttentionConfig(
-            heads,
-            _same_for_all(fields, "attention.head_count_kv", heads),
+            heads[0],
+            kv_heads[0],
             head_dim,
-            scale=fields.number("attention.scale", (dim / heads if wide else head_dim) ** -0.5),
+            scale=fields.number("attention.scale", (dim / heads[0] if wide else head_dim) ** -0.5),
             qk_norm=norm if family.qk_norm else None,
             qkv_bias=family.qkv_bias or qkv_bias,
             out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
             softcap=fields.number_or_none("attn_logit_softcapping"),
         )
         dense = DenseConfig(
-            _same_for_all(fields, "feed_forward_length"),
+            ffn_dims[0],
             family.gguf_activation,
             family.gated,
             bias=family.other_biases or "blk.0.ffn_up.bias" in tensors,
@@ -65,6 +67,7 @@ def config_from_gguf(
             feed_forward=dense,
             norm=norm,
             reaches=reaches,
+            sizes=[LayerSizes(*sizes) for sizes in zip(heads, kv_heads, ffn_dims, strict=True)],
             vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
             dim=dim,
             context=fields.whole("context_length"),
@@ -77,22 +80,17 @@ def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
     return tensors[name].shape[0] if name in tensors else None
 
 
-def _same_for_all(fields: Fields, key: str, default: int | None = None) -> int:
-    """Returns a number that some files list once for each layer."""
+def _of_each_layer(
+    fields: Fields, key: str, count: int, defaults: Sequence[int] | None = None
+) -> Sequence[int]:
+    """Returns a number for each layer: some files list them all, others have one for all layers."""
     value = fields.get(key)
-    if isinstance(value, np.ndarray):
-        count = fields.whole("block_count", most=MOST_LAYERS)
-        if len(value) != count:
-            raise fields.error(key, f"has {len(value)} values; one for each of {count} layers is expected")
-        different = sorted(set(value.tolist()))
-        if len(different) != 1:
-            raise fields.error(
-                key,
-                f"is {shown(different[0])} in one layer and {shown(different[-1])} in another; only models"
-                f" whose layers are alike are read: {UPSTREAM}",
-            )
-        fields = Fields(fields.where, {fields.prefix + key: value[0].item()}, fields.prefix)
-    return fields.whole(key, default)
+    if not isinstance(value, np.ndarray):
+        return defaults if value is None and defaults else [fields.whole(key)] * count
+    if len(value) != count:
+        raise fields.error(key, f"has {len(value)} values; one for each of {count} layers is expected")
+    each = (Fields(fields.where, {fields.prefix + key: number}, fields.prefix) for number in value.tolist())
+    return [layer.whole(key) for layer in each]
 
 
 def _reaches(

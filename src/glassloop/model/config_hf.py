@@ -200,9 +200,9 @@ def _scaling(fields: Fields, context: int) -> Scaling | None:
 def _yarn_sharpness(fields: Fields) -> float | None:
     """Returns the factor of cosines and sines, or None for YaRN's own rule. If a file gives both `mscale` and
     `mscale_all_dim`, it is the ratio of what they make."""
-    given = fields.number_or_none("attention_factor")
+    factor = fields.number_or_none("attention_factor")
     above, below = fields.get("mscale"), fields.get("mscale_all_dim")
-    if given is not None or not above or not below:
-        return given
+    if factor is not None or not above or not below:
+        return factor
     grown = 0.1 * log_of(max(fields.number("factor"), 1.0))
     return (grown * fields.number("mscale") + 1) / (grown * fields.number("mscale_all_dim") + 1)

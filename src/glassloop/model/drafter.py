@@ -190,13 +190,15 @@ def read_drafter(path: Path, config: ModelConfig) -> DrafterFile:
     assert isinstance(tokens, np.ndarray) and isinstance(features, np.ndarray)
     if tokens.min() < 0 or tokens.max() >= config.vocab_size or (np.diff(tokens) <= 0).any():
         raise error(f"drafter.tokens must rise within 0 to {config.vocab_size - 1}, the tokens of the model")
-    made = DrafterConfig(tuple(features.tolist()), len(tokens), ffn_dim)
+    sizes = DrafterConfig(tuple(features.tolist()), len(tokens), ffn_dim)
     try:
-        made.check(config)
+        sizes.check(config)
     except ValueError as wrong:
         raise error(str(wrong)) from None
-    for name, shape in made.shapes(config).items():
-        found = file.tensors.get(name)
-        if found is None or found.shape != shape:
-            raise error(f"{name} has the shape {None if found is None else found.shape}; {shape} is expected")
-    return DrafterFile(path, made, np.ascontiguousarray(tokens), file.tensors)
+    for name, shape in sizes.shapes(config).items():
+        tensor = file.tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            raise error(
+                f"{name} has the shape {None if tensor is None else tensor.shape}; {shape} is expected"
+            )
+    return DrafterFile(path, sizes, np.ascontiguousarray(tokens), file.tensors)

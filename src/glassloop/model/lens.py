@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.model.transformer import AdaptedForward, Transformer
+from glassloop.errors import ModelError
+from glassloop.model.adapted import AdaptedForward
+from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.kv_cache import Pages
 from glassloop.ops.protocol import Array, Forward, Ops
@@ -39,16 +41,22 @@ class Lens:
         model, config, span = self._model, self._model.config, batch.spans[0]
         queries = self._queries(batch, pages)
         chosen = range(len(config.layers)) if layers is None else layers
-        weights = np.zeros((len(chosen), config.heads, span.length), np.float32)
+        heads = {config.layers[index].mixer.heads for index in chosen}
+        if len(heads) > 1:
+            raise ModelError(
+                f"the layers have {min(heads)} to {max(heads)} heads; attention is shown of layers that have"
+                " equally many: ask for one layer"
+            )
+        weights = np.zeros((len(chosen), *heads, span.length), np.float32)
         for at, index in enumerate(chosen):
             mixer, place = config.layers[index].mixer, model.places[index]
             q = model.ops.host(queries[index]).reshape(1, mixer.heads, mixer.head_dim)
             # Behind its window a layer's pages may have been given away.
             first = 0 if mixer.window is None else max(0, span.length - mixer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
-            seen = np.ones((1, len(keys)), bool)
-            found = attention_weights(q, keys, seen, mixer.scale, mixer.softcap)
-            weights[at, :, first:] = found.reshape(mixer.heads, -1)
+            visible = np.ones((1, len(keys)), bool)
+            weights_of_heads = attention_weights(q, keys, visible, mixer.scale, mixer.softcap)
+            weights[at, :, first:] = weights_of_heads.reshape(mixer.heads, -1)
         return weights
 
     def embeddings(self, ids: Sequence[int]) -> Float32:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from glassloop.errors import GlassloopError, ModelError
+from glassloop.model.cache_groups import cache_groups, page_bytes_of
 from glassloop.model.drafter import DrafterFile, find_drafter
-from glassloop.model.generation import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.gguf_parts import gguf_headers, open_gguf
 from glassloop.model.registry import fetch
+from glassloop.model.sampling_defaults import Setting, settings_from_gguf, settings_from_json
 from glassloop.model.survey import survey
-from glassloop.model.transformer import Transformer, cache_groups, page_bytes_of
+from glassloop.model.transformer import Transformer
 from glassloop.model.unsupported import PICKLES, pickle_only
 from glassloop.ops.batch import pages_for
 from glassloop.ops.drafting import DraftOps
@@ -44,7 +45,7 @@ def _identity(path: Path) -> list[object]:
         facts = [(name, name.stat()) for name in (sorted(path.iterdir()) if path.is_dir() else [path])]
     except OSError:  # something changes right now
         return [object()]
-    return [(str(name), found.st_ino, found.st_size, found.st_mtime_ns) for name, found in facts]
+    return [(str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in facts]
 
 
 class ModelMemory(NamedTuple):
@@ -73,7 +74,7 @@ class ModelFiles:
             from glassloop.model.config_hf import config_from_json
             from glassloop.model.quantized import read_weights
             from glassloop.model.safetensors import read_json
-            from glassloop.model.weights import weights_from_safetensors
+            from glassloop.model.weight_names import weights_from_safetensors
 
             config_file = path / "config.json"
             stated = read_json(config_file)
@@ -84,7 +85,7 @@ class ModelFiles:
             self.settings = settings_from_json(read_json(generation) if generation.exists() else {})
         else:
             from glassloop.model.config_gguf import config_from_gguf
-            from glassloop.model.weights import weights_from_gguf
+            from glassloop.model.weight_names import weights_from_gguf
 
             self.metadata, self.tensors, _ = open_gguf(path)
             family, self.config = config_from_gguf(str(path), self.metadata, self.tensors)
@@ -96,10 +97,10 @@ class ModelFiles:
         a model that is loaded again shares it, as it may be larger than the runs."""
         rows = self.config.vocab_size
         key = (rows, *_identity(self.path))
-        known = _TOKENIZERS.get(key)
-        if known is None:
-            known = _TOKENIZERS[key] = self._read_tokenizer(rows)
-        return known
+        tokenizer = _TOKENIZERS.get(key)
+        if tokenizer is None:
+            tokenizer = _TOKENIZERS[key] = self._read_tokenizer(rows)
+        return tokenizer
 
     def _read_tokenizer(self, rows: int) -> Tokenizer:
         if self.path.is_dir():
@@ -138,12 +139,16 @@ class ModelFiles:
         remedy = "end other programs, or take a smaller model or one with fewer bits a weight"
         check_room(f"the weights of {printable(name)} take", needed, ops.free_memory(), remedy)
         if drafts is True:
-            found = find_drafter(self.config, self.weights) if isinstance(ops, DraftOps) else None
+            drafter = find_drafter(self.config, self.weights) if isinstance(ops, DraftOps) else None
         else:
-            found = drafts or None
+            drafter = drafts or None
         if (progress := _WATCHING.get()) is not None:
             tensors = _Watched(tensors, progress)
-        return Transformer(self.config, tensors, ops, found)
+        if drafter is None:
+            return Transformer(self.config, tensors, ops)
+        from glassloop.model.drafting_transformer import DraftingTransformer
+
+        return DraftingTransformer(self.config, tensors, ops, drafter)
 
     def load(
         self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
@@ -259,9 +264,9 @@ def describe(path: Path) -> dict[str, object]:
         "parameters": sum(tensor.size for tensor in files.weights.values()),
         "layers": len(config.layers),
         "dim": config.dim,
-        "feed_forward_dim": config.ffn_dim,
-        "heads": config.heads,
-        "kv_heads": config.kv_heads,
+        "feed_forward_dim": _one_or_each([layer.feed_forward.ffn_dim for layer in config.layers]),
+        "heads": _one_or_each([layer.mixer.heads for layer in config.layers]),
+        "kv_heads": _one_or_each([layer.mixer.kv_heads for layer in config.layers]),
         "head_dim": config.head_dim,
         "context": config.context,
         "sliding_windows": windows,
@@ -273,3 +278,8 @@ def describe(path: Path) -> dict[str, object]:
         "adds_bos": tokenizer.add_bos,
         "chat_template": tokenizer.chat_template is not None,
     }
+
+
+def _one_or_each(sizes: list[int]) -> int | list[int]:
+    """Returns a size of all layers, or that of each layer if they differ."""
+    return sizes[0] if len({*sizes}) == 1 else sizes

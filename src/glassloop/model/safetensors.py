@@ -64,9 +64,9 @@ def read_entries(folder: Path) -> list[Contents]:
                 f"{folder / INDEX}: weight_map names {shown(shard)}; a file in the same folder is expected"
             )
     shards = in_parallel(read_contents, [folder / shard for shard in names])
-    found = {name for contents in shards for name in contents.entries}
+    stored = {name for contents in shards for name in contents.entries}
     for name, shard in weight_map.items():
-        if name not in found:
+        if name not in stored:
             raise ModelError(
                 f"{folder / INDEX}: weight_map says {printable(name)} is in {shard}, but it is not there"
             )
@@ -187,7 +187,7 @@ def parse_json(raw: bytes, where: str, once: bool = False) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key appears twice")
-    return made
+    return members

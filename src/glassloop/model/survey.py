@@ -69,5 +69,5 @@ def _survey(
 
 
 def _family(value: Any) -> str:
-    known = FAMILY_BY_TYPE.get(value) if isinstance(value, str) else None
-    return shown(value) if known is None else known.title or known.name
+    family = FAMILY_BY_TYPE.get(value) if isinstance(value, str) else None
+    return shown(value) if family is None else family.title or family.name

@@ -7,18 +7,15 @@ of mixer or feed-forward is a class here with a `forward`.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakMethod, ref
 
 import numpy as np
 
-from glassloop.errors import ModelError
+from glassloop.model.adapted import AdaptedForward, AdapterTable
+from glassloop.model.cache_groups import cache_groups, page_bytes_of
 from glassloop.model.config import (
     AttentionConfig,
     DenseConfig,
@@ -28,19 +25,19 @@ from glassloop.model.config import (
     ModelConfig,
     NormConfig,
 )
-from glassloop.model.drafter import Drafter, DrafterFile
 from glassloop.model.needed_ops import check_ops
 from glassloop.model.rope import Rope
-from glassloop.ops.batch import Batch, BatchError
-from glassloop.ops.drafting import DraftChain, DraftOps
+from glassloop.ops.batch import Batch
 from glassloop.ops.exact import exp, log_of, sin_cos
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
+from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops, check_has
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     from glassloop.model.adapter import Adapter
+    from glassloop.model.drafter import Drafter
+    from glassloop.ops.drafting import DraftChain
 
 
 class Linear(NamedTuple):
@@ -144,102 +141,28 @@ class Sublayer(NamedTuple):
         return x if self.sum_norm is None else self.sum_norm.forward(x, ops)
 
 
-class AdapterTable(NamedTuple):
-    """The adapters that are loaded, by the numbers that rows have; 0 is none."""
-
-    loaded: tuple[Adapter | None, ...] = (None,)
-    parts: Mapping[str, Sequence[LowRank | None]] = {}  # by linear layer, then by number
-    embedding: Matrix = None  # [numbers, dim], added to the embedding of a row
-
-    @staticmethod
-    def of(loaded: tuple[Adapter | None, ...], before: AdapterTable, dim: int, ops: Ops) -> AdapterTable:
-        """Returns these adapters in the form in which an op set reads them. `before` has some of them."""
-        parts: dict[str, list[LowRank | None]] = {}
-        # Adding -0.0 leaves every number as it is; adding 0.0 would turn -0.0 into 0.0.
-        embedding = np.full((len(loaded), dim), -0.0, np.float32)
-        for number, adapter in enumerate(loaded):
-            if adapter is None:
-                continue
-            known = number < len(before.loaded) and before.loaded[number] is adapter
-            for name, (down, up) in adapter.matrices.items():
-                made = before.parts[name][number] if known else ops.low_rank(down, up, adapter.scale)
-                parts.setdefault(name, [None] * len(loaded))[number] = made
-            if adapter.embedding is not None:
-                embedding[number] = adapter.embedding
-        return AdapterTable(loaded, parts, ops.matrix(Tensor.of("adapter_embedding.weight", embedding)))
-
-
-class AdaptedForward:
-    """A computation over the forward pass, prepared for the op set twice: without adapters and, when the
-    first batch with adapters comes, with all that are loaded then."""
-
-    def __init__(self, model: Transformer, compute: Forward) -> None:
-        # A model holds the programs of its own methods. These must not hold it too, or only the garbage
-        # collector could free it.
-        own = getattr(compute, "__self__", None) is model
-        self._model = ref(model)
-        self._compute: Callable[[], Forward | None] = WeakMethod(compute) if own else lambda: compute
-        self.plain = model.ops.program(compute)
-        self._adapted = self.plain
-        self._made_with = model.adapters
-
-    def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        if not any(batch.adapters):
-            return self.plain(batch, pages)
-        model, compute = self._model(), self._compute()
-        assert model is not None and compute is not None  # the caller holds the model
-        adapters = model.adapters
-        if adapters.embedding is None:
-            raise BatchError(f"a row has the adapter {max(batch.adapters)}; none is loaded")
-        if self._adapted is self.plain or self._made_with is not adapters:
-            self._adapted = model.ops.program(compute, adapted=True)
-            self._made_with = adapters
-        return self._adapted(batch, pages)
-
-
-def cache_groups(caches: Sequence[CacheSpec]) -> tuple[list[CacheSpec], list[Place]]:
-    """Divides layers, given by what each keeps, into groups with the same window, each with a page table of
-    its own, and returns their specs and the place of each layer.
-
-    All groups have the same number of layers, so all pages have one size and come from one pool: a page that
-    a window gives back can be used for any layers.
-    """
-    layers = math.gcd(*Counter(caches).values())
-    groups: dict[tuple[CacheSpec, int], int] = {}
-    places: list[Place] = []
-    for index, cache in enumerate(caches):
-        number = caches[:index].count(cache)
-        group = groups.setdefault((cache, number // layers), len(groups))
-        places.append((group, number % layers))
-    return [replace(cache, layers=layers) for cache, _ in groups], places
-
-
-def page_bytes_of(specs: Sequence[CacheSpec], ops: Ops) -> int:
-    """Returns the bytes of the keys and values of one page of tokens, in all groups of layers."""
-    return len(specs) * sum(map(ops.page_bytes, set(shapes_of(specs))))
-
-
 class Transformer:
+    """A model on an op set. `DraftingTransformer` is one that also drafts its next tokens."""
+
+    drafter: Drafter | None = None
+    chain: DraftChain | None = None
+
     def __init__(
         self,
         config: ModelConfig,
         weights: Mapping[str, Tensor],
         ops: Ops,
-        drafter: DrafterFile | None = None,
+        more_caches: Sequence[CacheSpec] = (),
     ) -> None:
-        """With a drafter, which an op set with chains can have, the pages also keep what its chains attend
-        to."""
+        """`more_caches` are kept in the pages beside those of the layers, as if of further layers."""
         check_ops(config, ops)
         self.config = config
         self.ops = ops
         load = _Weights(weights, ops)
-        self.drafter = None if drafter is None else Drafter(drafter.config, config, drafter.weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
         caches = [layer.mixer.cache for layer in config.layers]
-        if self.drafter is not None:
-            caches.append(self.drafter.mixer.cache)
-        self.cache_specs, self.places = cache_groups(caches)
+        self.cache_specs, self.places = cache_groups([*caches, *more_caches])
         self.layers = [
             load.layer(f"layers.{index}.", layer, self.places[index])
             for index, layer in enumerate(config.layers)
@@ -250,21 +173,16 @@ class Transformer:
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
         self.adapters = AdapterTable()
         self._one_change = Lock()  # of the adapters
-        self._program = AdaptedForward(self, self._logits if drafter is None else self._logits_and_states)
-        self.chain: DraftChain | None = None
-        if drafter is not None and isinstance(ops, DraftOps):
-            self.chain = ops.chain(self._draft, drafter.tokens)
+        self._program = AdaptedForward(self, self._outputs)
 
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns the logits of the wanted rows, [wanted, vocabulary], and writes the keys and values of all
         rows to their pages."""
-        return self._program(batch, pages) if self.drafter is None else self._program(batch, pages)[0]
+        return self._program(batch, pages)
 
     def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array]:
-        """Returns what `forward` does, and the states of the wanted rows, [wanted, dim], that chains of
-        drafts begin with. The model has a drafter."""
-        logits, states = self._program(batch, pages)
-        return logits, states
+        """Returns what `forward` does, and the states that drafts begin with: None without a drafter."""
+        return self.forward(batch, pages), None
 
     def hidden(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns what the language head would read of the wanted rows, [wanted, dim]."""
@@ -279,30 +197,15 @@ class Transformer:
         """Loads an adapter. Returns the number by which rows of a batch refer to it: the first that none
         has."""
         check_has(self.ops, ["adapt"], f"adapter {adapter.name}")
-        shapes = self.config.shapes()
-        for name, (down, up) in adapter.matrices.items():
-            out, into = shapes.get(f"{name}.weight", (0, 0))
-            if name not in self._adaptable or down.shape != (adapter.rank, into):
-                raise ModelError(f"adapter {adapter.name}: {name}.down {down.shape} does not fit the model")
-            if up.shape != (out, adapter.rank):
-                raise ModelError(f"adapter {adapter.name}: {name}.up {up.shape} does not fit the model")
-        if adapter.embedding is not None and adapter.embedding.shape != (self.config.dim,):
-            raise ModelError(f"adapter {adapter.name}: the embedding does not fit the model")
+        adapter.check_shapes(self.config, self._adaptable)
         with self._one_change:
-            loaded = [*self.adapters.loaded, None]
-            number = loaded.index(None, 1)  # 0 is no adapter
-            loaded[number] = adapter
-            self._set_adapters(tuple(loaded if loaded[-1] is not None else loaded[:-1]))
+            self.adapters, number = self.adapters.with_adapter(adapter, self.config.dim, self.ops)
         return number
 
     def unload_adapter(self, number: int) -> None:
         """Releases an adapter. No batch may have its number any more."""
         with self._one_change:
-            loaded = self.adapters.loaded
-            self._set_adapters((*loaded[:number], None, *loaded[number + 1 :]))
-
-    def _set_adapters(self, loaded: tuple[Adapter | None, ...]) -> None:
-        self.adapters = AdapterTable.of(loaded, self.adapters, self.config.dim, self.ops)
+            self.adapters = self.adapters.without(number, self.config.dim, self.ops)
 
     @cached_property
     def _adaptable(self) -> set[str]:
@@ -315,44 +218,11 @@ class Transformer:
         """The bytes of the keys and values of one page of tokens, in all layers."""
         return page_bytes_of(self.cache_specs, self.ops)
 
-    def _logits(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+    def _outputs(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+        """What the main program computes: the logits of the wanted rows."""
         return self.logits(self._hidden(batch, pages))
 
-    def _logits_and_states(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
-        """The forward pass with the drafter's part: all rows get a state, and its keys and values are
-        kept."""
-        drafter, ops = self.drafter, self.ops
-        assert drafter is not None and isinstance(ops, DraftOps)
-        features: dict[int, Array] = {}
-        for number, x in enumerate(self.residuals(batch, pages, ops)):
-            if number in drafter.config.features:
-                features[number] = x
-        states = drafter.state([features[number] for number in drafter.config.features])
-        ops.keep(*drafter.keys_and_values(states, self._draft_angles(batch)), self.places[-1])
-        return [self.logits(self.final_hidden(x, batch)), ops.take(states, batch.wanted)]
-
-    def _draft(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:
-        """A step of a chain: the logits of the drafted tokens, and the next states."""
-        drafter, ops = self.drafter, self.ops
-        assert drafter is not None and isinstance(ops, DraftOps)
-        mixer = drafter.mixer
-
-        def attend(q: Array) -> Array:
-            return ops.attend(q, mixer.kv_heads, self.places[-1], mixer.scale, None, mixer.softcap)
-
-        state = drafter.step(
-            ops.given(self.config.dim), self._embedded(batch, ops), self._draft_angles(batch), attend
-        )
-        return [ops.take(drafter.logits(state), batch.wanted), ops.take(state, batch.wanted)]
-
-    def _draft_angles(self, batch: Batch) -> Array | None:
-        assert self.drafter is not None
-        rope = self.drafter.mixer.rope
-        if rope is None:
-            return None
-        return self.ops.angles(batch.positions, self.frequencies[rope], rope.sharpness)
-
-    def _embedded(self, batch: Batch, ops: Ops) -> Array:
+    def embedded(self, batch: Batch, ops: Ops) -> Array:
         """A vector for each token. [rows, dim]"""
         x = ops.embed(self.token_embedding, batch.tokens)
         return x if self.config.embedding_scale == 1.0 else ops.scale(x, self.config.embedding_scale)
@@ -365,7 +235,7 @@ class Transformer:
     def residuals(self, batch: Batch, pages: Sequence[Pages], ops: Ops) -> Iterator[Array]:
         """Yields the residual stream as it enters the first layer, and as it leaves each one. [rows, dim]"""
         # Embedding: a vector for each token.
-        x = self._embedded(batch, ops)  # [rows, dim]
+        x = self.embedded(batch, ops)  # [rows, dim]
         adapters = self.adapters if batch.adapters else AdapterTable()
         if batch.adapters:
             x = ops.add(x, ops.embed(adapters.embedding, batch.adapters))

@@ -86,6 +86,12 @@ def q4_1(raw: Bytes) -> Blocks:
     return Blocks(_nibbles(raw[:, 4:])[:, None], _half(raw[:, :2]), _half(raw[:, 2:4]))
 
 
+def int4(raw: Bytes) -> Blocks:
+    """A float16 scale, the code that stands for 0, and codes in the order of Q4_0."""
+    scale = _half(raw[:, :2])
+    return Blocks(_nibbles(raw[:, 3:])[:, None], scale, -(scale * raw[:, 2:3]))
+
+
 def q5_0(raw: Bytes) -> Blocks:
     codes = _nibbles(raw[:, 6:]) | (_bits(raw[:, 2:6]) << 4)
     return Blocks(_signed(codes, 16)[:, None], _half(raw[:, :2]), None)
@@ -197,6 +203,12 @@ def nvfp4(raw: Bytes) -> Blocks:
 
 def q1_0(raw: Bytes) -> Blocks:
     return Blocks(_bits(raw[:, 2:]).reshape(-1, 1, 128), _half(raw[:, :2]))
+
+
+def q2_0(raw: Bytes) -> Blocks:
+    """Four neighbours in a byte, lowest bits first."""
+    codes = raw[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+    return Blocks(codes.reshape(-1, 1, 64), _half(raw[:, :2]))
 
 
 def tq1_0(raw: Bytes) -> Blocks:

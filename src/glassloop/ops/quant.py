@@ -26,6 +26,7 @@ __all__ = [
     "FORMAT_BY_DTYPE",
     "FORMAT_BY_GGUF_ID",
     "FORMAT_BY_SAFETENSORS",
+    "INT4",
     "Blocks",
     "Bytes",
     "Float32",
@@ -40,7 +41,8 @@ _BLOCKS_AT_ONCE = 1 << 13
 
 # How the native op set stores scales and minimums, exactly: as floats, or as whole numbers of a float16 for
 # each 256 values, in a byte (with codes of two bits, a minimum shares the byte of its scale: four bits each).
-Scale = Literal["f16", "bf16", "steps"]
+# With zeros, the minimum is the code that stands for 0, in a byte.
+Scale = Literal["f16", "bf16", "steps", "zeros"]
 
 
 class Format(NamedTuple):
@@ -115,8 +117,11 @@ _ROWS = (
     ),
     Format("NVFP4", 40, 64, 36, read.nvfp4, 16, table=read.E2M1_DOUBLED),
     Format("Q1_0", 41, 128, 18, read.q1_0, table=(-1, 1)),
+    Format("Q2_0", 42, 64, 18, read.q2_0, table=read.TERNARY_VALUES),
 )
 FORMATS: dict[str, Format] = {format.name: format for format in _ROWS}
+# In no GGUF file: AWQ, GPTQ and compressed-tensors become it, whose groups have a scale and a zero.
+INT4 = _in_c("INT4", -1, 32, 19, read.int4, scale="zeros", minimum=True, middle=8)
 FORMAT_BY_GGUF_ID = {format.gguf_id: format for format in _ROWS}
 FORMAT_BY_SAFETENSORS = {format.safetensors: format for format in _ROWS if format.safetensors}
 FORMAT_BY_DTYPE = {format.dtype: format for format in _ROWS if format.dtype}

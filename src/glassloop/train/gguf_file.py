@@ -23,7 +23,7 @@ from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYE
 from glassloop.model.gguf import MAGIC
 from glassloop.model.loader import ModelFiles
 from glassloop.model.rope import LinearScaling, ListedScaling, Llama3Scaling, Rope, YarnScaling
-from glassloop.model.weights import family_of
+from glassloop.model.weight_names import family_of
 from glassloop.ops.quant import F32, FORMATS, Bytes, Float32, Format, quantize
 from glassloop.ops.tensor import Computed, Tensor
 from glassloop.text.pretokenizers import GGUF_RULES

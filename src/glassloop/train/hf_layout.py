@@ -1,4 +1,4 @@
-"""Writes weights and configs as Hugging Face has them: the inverse of `model/weights.py` and
+"""Writes weights and configs as Hugging Face has them: the inverse of `model/weight_names.py` and
 `model/config_hf.py`."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glassloop.model.config import ModelConfig
 from glassloop.model.config_hf import config_from_json
 from glassloop.model.families import FAMILIES, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
-from glassloop.model.weights import family_of, hf_name
+from glassloop.model.weight_names import family_of, hf_name
 from glassloop.ops.quant import Float32
 
 # The class of transformers that reads a model, by our name for its family.

@@ -14,7 +14,7 @@ import numpy as np
 
 from glassloop.model.adapter import CONFIG, PREFIX, WEIGHTS, read_adapter
 from glassloop.model.config import ModelConfig
-from glassloop.model.weights import hf_name
+from glassloop.model.weight_names import hf_name
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.config import TrainConfig, TrainError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.model.quantized.codes import Codes, matrix_of_codes
+from glassloop.model.quantized.codes import CodeArray, Groups, matrix_of_codes
 from glassloop.model.quantized.small_floats import fp8_matrix, mxfp4_matrix, nvfp4_matrix
 from glassloop.model.quantized.source import FLOATS, Source, unpacked
 from glassloop.ops.quant import Bytes, quantize
@@ -24,28 +24,28 @@ _MORE_FORMATS = ("mxfp4-pack-quantized", "dense", "mixed-precision")
 
 def read_compressed(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads every matrix that has scales beside it."""
-    known = (*_FORMATS, *_MORE_FORMATS)
+    readable = (*_FORMATS, *_MORE_FORMATS)
     format = fields.get("format", "dense")
-    if format not in known:
-        raise fields.error("format", f"is {shown(format)}; one of {', '.join(known)} is read")
+    if format not in readable:
+        raise fields.error("format", f"is {shown(format)}; one of {', '.join(readable)} is read")
     bits = _bits(fields)
-    found = {}
+    matrices = {}
     for stem in source.stems(".weight_scale"):
         name = f"{stem}.weight"
         if source.optional(f"{stem}.weight_global_scale"):
-            found[name] = _nvfp4(source, stem)
+            matrices[name] = _nvfp4(source, stem)
         elif source.optional(f"{stem}.weight_packed"):
             is_words = source.entry(f"{stem}.weight_packed", ("I32", "U8")).kind == "I32"
-            found[name] = _packed(source, stem, bits) if is_words else _mxfp4(source, stem)
+            matrices[name] = _packed(source, stem, bits) if is_words else _mxfp4(source, stem)
         elif source.entry(name, ("I8", "F8_E4M3"), 2).kind == "F8_E4M3":
-            found[name] = fp8_matrix(source, _block_fields(fields), stem, f"{stem}.weight_scale")
+            matrices[name] = fp8_matrix(source, _block_fields(fields), stem, f"{stem}.weight_scale")
         else:
-            found[name] = _plain_integers(source, stem)
+            matrices[name] = _plain_integers(source, stem)
         source.forget(f"{stem}.input_scale", f"{stem}.input_global_scale", f"{stem}.input_zero_point")
         source.forget(f"{stem}.weight_shape", f"{stem}.weight_g_idx")
     for ending in (".k_scale", ".v_scale", ".q_scale"):
         source.forget(*(f"{stem}{ending}" for stem in source.stems(ending)))
-    return found
+    return matrices
 
 
 def _weight_options(fields: Fields) -> list[Fields]:
@@ -139,10 +139,10 @@ def _integers(
         elif order.min() < 0 or order.max() >= groups:
             raise source.error(f"{stem}.weight_g_idx", f"has a group outside 0 to {groups - 1}")
 
-    def read() -> Codes:
+    def read() -> CodeArray:
         grouped = codes().reshape(out, groups, -1)
         shifted = grouped if zeros is None else grouped - zeros[..., None]
-        return Codes(shifted.reshape(out, into), scale)
+        return np.asarray(shifted.reshape(out, into))
 
     def ordered() -> Bytes:
         shifted = codes() if zeros is None else codes() - zeros[:, order]
@@ -155,7 +155,8 @@ def _integers(
     middle = 1 << (bits - 1)
     low = -middle - (0 if zeros is None else int(zeros.max()))
     high = middle - 1 - (0 if zeros is None else int(zeros.min()))
-    return matrix_of_codes(f"{stem}.weight", shape, scale, None, low, high, floats, read)
+    zero = None if zeros is None or bits > 4 or int(zeros.min()) < -middle else zeros + middle
+    return matrix_of_codes(f"{stem}.weight", shape, Groups(scale, zero=zero), low, high, floats, read)
 
 
 def _nvfp4(source: Source, stem: str) -> Tensor:

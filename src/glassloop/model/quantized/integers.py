@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.model.quantized.codes import Codes, matrix_of_codes
+from glassloop.model.quantized.codes import CodeArray, Groups, matrix_of_codes
 from glassloop.model.quantized.source import FLOATS, Source, unpacked
 from glassloop.ops.quant import Bytes, Float32, Format, quantize
 from glassloop.ops.tensor import Computed, Tensor
@@ -52,14 +52,15 @@ def _awq_matrix(source: Source, fields: Fields, stem: str) -> Tensor:
     scale = source.floats(f"{stem}.scales", (groups, out)).T
     zero = _awq_columns(source.whole(f"{stem}.qzeros", ("I32",), (groups, words))).T  # [out, groups]
 
-    def read() -> Codes:
+    def read() -> CodeArray:
         columns = _awq_columns(source.whole(f"{stem}.qweight", ("I32",))).T  # [out, in]
         codes = columns.reshape(out, groups, group).astype(np.int8) - zero[..., None]
-        return Codes(codes.reshape(out, into), scale)
+        return np.asarray(codes.reshape(out, into))
 
     floats = _scale_format(source, f"{stem}.scales")
     low, high = -int(zero.max()), 15 - int(zero.min())
-    return matrix_of_codes(f"{stem}.weight", (out, into), scale, None, low, high, floats, read)
+    shared = Groups(scale, zero=zero)
+    return matrix_of_codes(f"{stem}.weight", (out, into), shared, low, high, floats, read)
 
 
 def _awq_columns(words: NDArray[Any]) -> NDArray[np.int8]:
@@ -111,14 +112,15 @@ def _gptq_matrix(source: Source, fields: Fields, stem: str, bits: int, offset: i
         packed = source.whole(f"{stem}.qweight", ("I32",)).T
         return unpacked(packed, bits, into).astype(np.int16)
 
-    def read() -> Codes:
+    def read() -> CodeArray:
         grouped = codes().reshape(out, groups, -1) - zero[..., None]
-        return Codes(grouped.reshape(out, into), scale)
+        return np.asarray(grouped.reshape(out, into))
 
     floats = _scale_format(source, f"{stem}.scales")
     if order is None:
         low, high = -int(zero.max()), (1 << bits) - 1 - int(zero.min())
-        return matrix_of_codes(f"{stem}.weight", (out, into), scale, None, low, high, floats, read)
+        shared = Groups(scale, zero=zero if bits <= 4 else None)
+        return matrix_of_codes(f"{stem}.weight", (out, into), shared, low, high, floats, read)
 
     def ordered() -> Bytes:  # every input has the scale of its own group: no run of columns shares one
         with np.errstate(invalid="ignore", over="ignore"):
@@ -135,9 +137,9 @@ def read_mlx(source: Source, fields: Fields) -> dict[str, Tensor]:
 
 
 def _mlx_matrix(source: Source, fields: Fields, stem: str) -> Tensor:
-    own = fields.get(stem)
-    if isinstance(own, dict):
-        fields = Fields(f"{fields.where}: {printable(stem)}", {**fields.values, **own})
+    of_matrix = fields.get(stem)
+    if isinstance(of_matrix, dict):
+        fields = Fields(f"{fields.where}: {printable(stem)}", {**fields.values, **of_matrix})
     mode = fields.get("mode", "affine")
     if mode != "affine":
         raise fields.error("mode", f"is {shown(mode)}; MLX's mode 'affine' is read")
@@ -150,9 +152,10 @@ def _mlx_matrix(source: Source, fields: Fields, stem: str) -> Tensor:
     scale: Float32 = source.floats(f"{stem}.scales", (out, into // group))
     minimum: Float32 = source.floats(f"{stem}.biases", (out, into // group))
 
-    def read() -> Codes:
-        return Codes(unpacked(source.whole(f"{stem}.weight", ("U32",)), bits, into), scale, minimum)
+    def read() -> CodeArray:
+        return unpacked(source.whole(f"{stem}.weight", ("U32",)), bits, into)
 
     floats = _scale_format(source, f"{stem}.scales")
     name = f"{stem}.weight"
-    return matrix_of_codes(name, (out, into), scale, minimum, 0, (1 << bits) - 1, floats, read)
+    shared = Groups(scale, minimum)
+    return matrix_of_codes(name, (out, into), shared, 0, (1 << bits) - 1, floats, read)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.model.quantized.codes import Codes, matrix_of_codes
+from glassloop.model.quantized.codes import CodeArray, Groups, matrix_of_codes
 from glassloop.model.quantized.source import FLOATS, Source
 from glassloop.ops.quant import BF16, FORMATS, Bytes, Float32, quantize
 from glassloop.ops.tensor import Computed, Tensor
@@ -42,17 +42,17 @@ def e8m0(codes: NDArray[np.uint8]) -> Float32:
 def read_fp8(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads FP8 with `weight_scale_inv` for blocks of the matrix (DeepSeek, Qwen), or `weight_scale` for the
     matrix or for each row."""
-    found = {}
+    matrices = {}
     for name, entry in source.entries.items():
         if entry.kind == "F8_E4M3" and name.endswith(".weight"):
             stem = name.removesuffix(".weight")
             scales = f"{stem}.weight_scale_inv"
-            found[name] = fp8_matrix(
+            matrices[name] = fp8_matrix(
                 source, fields, stem, scales if source.optional(scales) else f"{stem}.weight_scale"
             )
             source.forget(f"{stem}.input_scale", f"{stem}.activation_scale", f"{stem}.input_scale_ub")
     source.forget(*(name for name in source.entries if name.endswith((".k_scale", ".v_scale"))))
-    return found
+    return matrices
 
 
 def fp8_matrix(source: Source, fields: Fields, stem: str, scales: str) -> Tensor:
@@ -111,12 +111,12 @@ def mxfp4_matrix(source: Source, name: str, packed: str, scales: str) -> Tensor:
             FORMATS["MXFP4"],
             lambda: _mxfp4_blocks(source.whole(packed, ("U8",)), exponents),
         )
-    scale = e8m0(exponents) / np.float32(2)
+    shared = Groups(e8m0(exponents) / np.float32(2))
 
-    def read() -> Codes:
-        return Codes(fp4_codes(source.whole(packed, ("U8",))), scale)
+    def read() -> CodeArray:
+        return fp4_codes(source.whole(packed, ("U8",)))
 
-    return matrix_of_codes(name, (out, into), scale, None, -12, 12, BF16, read)
+    return matrix_of_codes(name, (out, into), shared, -12, 12, BF16, read)
 
 
 def _mxfp4_blocks(packed: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> Bytes:
@@ -157,7 +157,7 @@ def nvfp4_matrix(
 def read_gpt_oss(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads MXFP4 as gpt-oss stores its experts: `_blocks` [experts, out, groups, 16] and `_scales`
     [experts, out, groups]. Each becomes [experts, out, in]."""
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     for stem in source.stems("_blocks"):
         shape = source.entry(f"{stem}_blocks", ("U8",), 4).shape
         if shape[-1] != 16:
@@ -170,21 +170,21 @@ def read_gpt_oss(source: Source, fields: Fields) -> dict[str, Tensor]:
                 values = codes.astype(np.float32) * (e8m0(exponents) / np.float32(2))[..., None]
             return quantize(BF16, values.reshape(-1))
 
-        found[stem] = Computed.later(stem, (*shape[:2], shape[2] * 32), BF16, compute)
-    return found
+        matrices[stem] = Computed.later(stem, (*shape[:2], shape[2] * 32), BF16, compute)
+    return matrices
 
 
 def read_modelopt(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads ModelOpt's FP8 (one scale for a matrix) and NVFP4 (`weight_scale` in E4M3 for 16 inputs, times
     `weight_scale_2`)."""
-    found = {}
+    matrices = {}
     for stem in source.stems(".weight_scale"):
         name = f"{stem}.weight"
         if source.optional(f"{stem}.weight_scale_2"):
             scales = (f"{stem}.weight_scale", f"{stem}.weight_scale_2")
-            found[name] = nvfp4_matrix(source, name, name, *scales)
+            matrices[name] = nvfp4_matrix(source, name, name, *scales)
         else:
-            found[name] = fp8_matrix(source, fields, stem, f"{stem}.weight_scale")
+            matrices[name] = fp8_matrix(source, fields, stem, f"{stem}.weight_scale")
         source.forget(f"{stem}.input_scale")
     source.forget(*(name for name in source.entries if name.endswith((".k_scale", ".v_scale"))))
-    return found
+    return matrices

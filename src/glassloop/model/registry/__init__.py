@@ -1,7 +1,7 @@
 """The registry of models: from a name to a file or folder on this machine, pulled if it is not there yet.
 
 The loader asks `fetch` for a path; `glassloop models` shows and changes what is stored. `names.py` reads
-names, `catalog.py` has the known ones, `store.py` is the disk.
+names, `catalog.py` has the known ones, `disk.py` is the cache on disk.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import CATALOG, DEFAULT_MODEL, CatalogEntry, Kind
-from glassloop.model.registry.manifest import FileFacts, damaged, read_manifest
-from glassloop.model.registry.names import HubName, resolve, slug
-from glassloop.model.registry.store import (
+from glassloop.model.registry.disk import (
     delete_tree,
     home,
     locked,
@@ -22,6 +20,8 @@ from glassloop.model.registry.store import (
     storage_errors,
     tree_size,
 )
+from glassloop.model.registry.manifest import FileFacts, damaged, read_manifest
+from glassloop.model.registry.names import HubName, resolve, slug
 from glassloop.util.files import sha256_of
 
 __all__ = [
@@ -69,7 +69,7 @@ def find(name: str) -> Path | None:
 
 def pull(name: str, *, force: bool = False, progress: bool = True) -> Path:
     """Downloads a name into the cache, again if `force`. Safe to call from several processes at once."""
-    from glassloop.model.registry.progress import pull_progress
+    from glassloop.model.registry.pull_progress import pull_progress
 
     source = resolve(name)
     if isinstance(source, Path):
@@ -97,8 +97,8 @@ def installed() -> list[Installed]:
     with storage_errors(f"read the cache {home()}"):
         folder = home() / "models"
         children = sorted(folder.iterdir()) if folder.is_dir() else []
-        found = (_installed(child) for child in children if child.is_dir() and not child.name.startswith("."))
-        return [item for item in found if item is not None]
+        items = (_installed(child) for child in children if child.is_dir() and not child.name.startswith("."))
+        return [item for item in items if item is not None]
 
 
 def stored(name: str) -> Installed | None:

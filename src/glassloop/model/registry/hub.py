@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING
 
 from glassloop.errors import RegistryError
 from glassloop.model.registry.catalog import HubFile
-from glassloop.model.registry.hub_files import choose
-from glassloop.model.registry.manifest import FileFacts, Manifest
-from glassloop.model.registry.names import HubName, slug
-from glassloop.model.registry.progress import PullProgress
-from glassloop.model.registry.store import (
+from glassloop.model.registry.disk import (
     check_space,
     delete_tree,
     models_folder,
@@ -31,6 +27,10 @@ from glassloop.model.registry.store import (
     storage_errors,
     sync,
 )
+from glassloop.model.registry.hub_files import choose
+from glassloop.model.registry.manifest import FileFacts, Manifest
+from glassloop.model.registry.names import HubName, slug
+from glassloop.model.registry.pull_progress import PullProgress
 from glassloop.util.files import sha256_of
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
     short = name.lower()[:100]
-    begun = [known for known in CATALOG if short and known.startswith(short)]
+    begun = [each for each in CATALOG if short and each.startswith(short)]
     close = begun or get_close_matches(short, CATALOG, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "expected a known name, owner/repo, a file or a folder"
     return f"unknown model {name!r}; {hint} ('glassloop models list' shows all)"

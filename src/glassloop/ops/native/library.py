@@ -49,7 +49,7 @@ OP_KINDS = (
     *("activate", "add", "scale", "softcap", "take", "quantize"),
 )
 PACKINGS = ("f32", "f16", "bf16", "q4", "q8", "table", "q2")
-SCALES = ("scale_f16", "scale_bf16", "scale_steps")
+SCALES = ("scale_f16", "scale_bf16", "scale_steps", "scale_zeros")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "words")

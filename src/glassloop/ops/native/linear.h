@@ -158,7 +158,7 @@ INLINE void ask_for_block(const uint8_t *block, const int bytes, const int rows)
 INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_block *const *x, vf *out, const int rows,
                            const int packing, const int minimum, const int scales, const int halves, int ask) {
     const int64_t blocks = gl_blocks(m->in);
-    const int vector = scale_bytes(scales), steps = scales == GL_SCALE_STEPS;
+    const int vector = scale_bytes(scales), steps = scales == GL_SCALE_STEPS, zeros = scales == GL_SCALE_ZEROS;
     const int groups = halves ? 2 : 1, codes = GL_BLOCK * LANES / (packing == GL_Q8 ? 1 : 2); /* their bytes */
     const vi table = packing == GL_TABLE ? table_of(m->table) : vi_zero();
     vf unit = vf_set(0.0f), low_unit = unit;
@@ -173,7 +173,8 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_blo
         for (int g = 0; g < groups; g++, tile += vector) {
             scale[g] = steps ? vf_mul(unit, vf_from_vi(vi_load_signed(tile))) : load_scale(tile, scales);
         }
-        if (minimum) {
+        if (zeros) low = vf_from_vi(vi_load_bytes(tile)), tile += LANES; /* the codes of 0 */
+        else if (minimum) {
             low = steps ? vf_mul(low_unit, vf_from_vi(vi_load_signed(tile))) : load_scale(tile, scales);
             tile += vector;
         }
@@ -187,8 +188,9 @@ INLINE void quantized_tile(const gl_matrix *m, const uint8_t *tile, const gl_blo
             int32_t sum = halves ? block->halves[0] : block->halves[0] + block->halves[1];
             if (packing == GL_Q4) value = vf_from_vi(dot_small_sum(first[r]));
             else value = vf_from_vi(dot_signed_sum(first[r], sum));
-            if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
-            value = minimum ? vf_fma(value, scale[0], vf_mul(low, vf_set(block->sum))) : vf_mul(value, scale[0]);
+            if (zeros) value = vf_sub(value, vf_mul(low, vf_set(block->sum))); /* exact: whole numbers */
+            else if (packing == GL_Q4 && !minimum) value = vf_sub(value, vf_set(8.0f * block->sum));
+            value = minimum && !zeros ? vf_fma(value, scale[0], vf_mul(low, vf_set(block->sum))) : vf_mul(value, scale[0]);
             if (halves) value = vf_fma(vf_from_vi(dot_signed_sum(second[r], block->halves[1])), scale[1], value);
             out[r] = vf_fma(value, vf_set(block->scale), out[r]);
         }
@@ -324,6 +326,7 @@ LINEAR(linear_bf16, GL_BF16, 0, 0, 0)
 LINEAR(linear_q4, GL_Q4, 1, GL_SCALE_F16, 0)
 LINEAR(linear_q4_centred, GL_Q4, 0, GL_SCALE_F16, 0)
 LINEAR(linear_q4_steps, GL_Q4, 1, GL_SCALE_STEPS, 0)
+LINEAR(linear_q4_zeros, GL_Q4, 1, GL_SCALE_ZEROS, 0)
 LINEAR(linear_q8, GL_Q8, 0, GL_SCALE_F16, 0)
 LINEAR(linear_q8_minimum, GL_Q8, 1, GL_SCALE_F16, 0)
 LINEAR(linear_q8_steps_minimum, GL_Q8, 1, GL_SCALE_STEPS, 0)
@@ -354,7 +357,8 @@ static void linear(const gl_program *p, const gl_op *op, int64_t rows, int64_t u
     case GL_F16: linear_f16(p, op, row, end, tile, last); break;
     case GL_BF16: linear_bf16(p, op, row, end, tile, last); break;
     case GL_Q4:
-        (steps ? linear_q4_steps : m->has_minimum ? linear_q4 : linear_q4_centred)(p, op, row, end, tile, last);
+        if (m->scale == GL_SCALE_ZEROS) linear_q4_zeros(p, op, row, end, tile, last);
+        else (steps ? linear_q4_steps : m->has_minimum ? linear_q4 : linear_q4_centred)(p, op, row, end, tile, last);
         break;
     case GL_TABLE:
         (m->scale == GL_SCALE_BF16 ? linear_table_power
@@ -411,18 +415,20 @@ static float packed_value(const gl_matrix *m, int64_t row, int64_t k) {
     if (m->packing == GL_F16) return half_to_float(((const uint16_t *)tile)[k * LANES + lane]);
     if (m->packing == GL_BF16) return bf16_to_float(((const uint16_t *)tile)[k * LANES + lane]);
     if (m->scale == GL_SCALE_STEPS) return value_of_steps(m, tile, k, lane);
-    int groups = m->half_groups ? 2 : 1;
+    int groups = m->half_groups ? 2 : 1, zeros = m->scale == GL_SCALE_ZEROS;
     int64_t codes = GL_BLOCK * LANES / (m->packing == GL_Q8 ? 1 : 2);
-    const uint8_t *block = tile + k / GL_BLOCK * ((groups + m->has_minimum) * 2 * LANES + codes);
+    int64_t scales = (2 * (groups + m->has_minimum) - zeros) * LANES; /* their bytes, and those of minimums or zeros */
+    const uint8_t *block = tile + k / GL_BLOCK * (scales + codes);
     int i = (int)(k % GL_BLOCK), group = m->half_groups ? i / 16 : 0;
     float scale = scale_at(m, block, group * LANES + lane);
-    float low = m->has_minimum ? scale_at(m, block, groups * LANES + lane) : 0.0f;
-    const uint8_t *code = block + (groups + m->has_minimum) * 2 * LANES;
+    float low = m->has_minimum && !zeros ? scale_at(m, block, groups * LANES + lane) : 0.0f;
+    int zero = zeros ? block[2 * LANES + lane] : m->has_minimum ? 0 : 8;
+    const uint8_t *code = block + scales;
     if (m->packing != GL_Q8) {
         uint8_t both = code[i % 16 / 4 * 4 * LANES + 4 * lane + i % 4];
         int place = i < 16 ? both & 15 : both >> 4;
         if (m->packing == GL_TABLE) return scale * (float)m->table[place];
-        return scale * (float)(place - (m->has_minimum ? 0 : 8)) + low;
+        return scale * (float)(place - zero) + low;
     }
     return scale * (float)(int8_t)code[i / 4 * 4 * LANES + 4 * lane + i % 4] + low;
 }

@@ -23,8 +23,9 @@ enum gl_packing { GL_F32, GL_F16, GL_BF16, GL_Q4, GL_Q8, GL_TABLE, GL_Q2 };
 
 /* How scales and minimums are stored: as floats, or as steps, which are whole numbers of a unit. Before each eight blocks
  * there is then a unit for every lane, in float16, and in a format with minimums another one for these. A step is a byte
- * with a sign; a minimum is one too, and is subtracted. In GL_Q2, scale and minimum share a byte: its low and high half. */
-enum gl_scale { GL_SCALE_F16, GL_SCALE_BF16, GL_SCALE_STEPS };
+ * with a sign; a minimum is one too, and is subtracted. In GL_Q2, scale and minimum share a byte: its low and high half.
+ * With GL_SCALE_ZEROS, a scale is a float16, and in place of a minimum there is a byte: the code that stands for 0. */
+enum gl_scale { GL_SCALE_F16, GL_SCALE_BF16, GL_SCALE_STEPS, GL_SCALE_ZEROS };
 #define GL_UNIT_BLOCKS 8 /* blocks that share a unit */
 
 typedef struct {

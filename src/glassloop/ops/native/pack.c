@@ -19,7 +19,9 @@ static int steps_of(const gl_matrix *m) {
 
 /* The bytes of a packed block without its unit. */
 static int64_t block_bytes(const gl_matrix *m, int lanes) {
-    int scales = m->scale == GL_SCALE_STEPS ? steps_of(m) : 2 * (groups_of(m) + m->has_minimum);
+    int scales = m->scale == GL_SCALE_STEPS   ? steps_of(m)
+                 : m->scale == GL_SCALE_ZEROS ? 3
+                                              : 2 * (groups_of(m) + m->has_minimum);
     return (int64_t)lanes * (scales + GL_BLOCK / (m->packing == GL_Q8 ? 1 : m->packing == GL_Q2 ? 4 : 2));
 }
 
@@ -68,12 +70,23 @@ static void move_steps(const uint8_t *raw, uint8_t *to, int64_t eights, int lane
     }
 }
 
+/* The same for blocks of 32 with a float16 scale, the code of 0, and codes of four bits. */
+static void move_zeros(const uint8_t *raw, uint8_t *to, int64_t blocks, int lanes, int lane) {
+    for (int64_t b = 0; b < blocks; b++, to += 19 * lanes) {
+        memcpy(to + 2 * lane, raw, 2);
+        to[2 * lanes + lane] = raw[2];
+        raw += 3;
+        for (int i = 0; i < 4; i++, raw += 4) memcpy(to + 3 * lanes + (i * lanes + lane) * 4, raw, 4);
+    }
+}
+
 /* Moves a row whose codes are in the kernels' order. */
 static void move_any_row(const gl_matrix *m, const uint8_t *raw, uint8_t *to, int lanes, int lane) {
     int64_t blocks = m->in / GL_BLOCK;
     int words = m->packing == GL_Q8 ? 8 : m->packing == GL_Q2 ? 2 : 4;
     if (m->scale == GL_SCALE_STEPS)
         move_steps(raw, to, blocks / GL_UNIT_BLOCKS, lanes, lane, 1 + m->has_minimum, steps_of(m), words);
+    else if (m->scale == GL_SCALE_ZEROS) move_zeros(raw, to, blocks, lanes, lane);
     else if (m->packing == GL_Q8 && !m->has_minimum && !m->half_groups) move_row(raw, to, blocks, lanes, lane, 1, 8);
     else if (m->packing == GL_Q8) move_row(raw, to, blocks, lanes, lane, groups_of(m) + m->has_minimum, 8);
     else if (m->has_minimum || m->half_groups) move_row(raw, to, blocks, lanes, lane, 2, 4);

@@ -34,19 +34,19 @@ class Setting(NamedTuple):
 
 def settings_from_json(values: Mapping[str, Any]) -> dict[str, Setting]:
     """Returns the settings in a `generation_config.json`, by the name of the option."""
-    found = {name: Setting(name, values[name]) for name in FROM_MODEL if values.get(name) is not None}
+    settings = {name: Setting(name, values[name]) for name in FROM_MODEL if values.get(name) is not None}
     if values.get("do_sample") is False:
-        found["temperature"] = Setting("do_sample", 0.0)
-    return found
+        settings["temperature"] = Setting("do_sample", 0.0)
+    return settings
 
 
 def settings_from_gguf(metadata: Mapping[str, Any]) -> dict[str, Setting]:
     """Returns the settings in the metadata of a GGUF file, by the name of the option."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name in FROM_MODEL:
         key = _GGUF_PREFIX + _GGUF_NAMES.get(name, name)
         if key in metadata:
             value = metadata[key]
             # Stored as float32, in which 0.9 is 0.899999976: six digits give back what was written.
-            found[name] = Setting(key, float(f"{value:.6g}") if isinstance(value, float) else value)
-    return found
+            settings[name] = Setting(key, float(f"{value:.6g}") if isinstance(value, float) else value)
+    return settings

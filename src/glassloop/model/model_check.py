@@ -44,7 +44,8 @@ def check_model(path: Path, ops: str | None = None) -> Iterator[Finding]:
     for note in files.notes:
         yield Finding("quantized", note)
     yield Finding("op sets", memory_line(files.weights.values()))
-    heads = f"{config.heads} heads, {config.kv_heads} of keys and values"
+    differ = len({(layer.mixer.heads, layer.mixer.kv_heads) for layer in config.layers}) > 1
+    heads = f"{config.heads} heads, {config.kv_heads} of keys and values{' in the first' if differ else ''}"
     sizes = f"{len(config.layers)} layers, width {config.dim:,}, {heads}, context {config.context:,}"
     yield Finding("model", f"{config.family}: {sizes}")
     tokenizer = files.tokenizer()

@@ -54,7 +54,7 @@ def hf_name(config: ModelConfig, name: str) -> tuple[str, WeightPart | None]:
     if not stem.startswith("layers."):
         theirs = family.top[stem]
         return ("" if stem == "head" else prefix) + f"{theirs}.{suffix}", None
-    _, index, kind = stem.split(".")
+    _, index, kind = stem.split(".", 2)
     entry = family.layer[kind]
     part = entry if isinstance(entry, WeightPart) else None
     pattern = part.name if part else entry
@@ -128,7 +128,7 @@ def _find(source: _Source, name: str) -> tuple[str, Tensor]:
     stem, _, suffix = name.rpartition(".")
     index, kind = "", stem
     if stem.startswith("layers."):
-        _, index, kind = stem.split(".")
+        _, index, kind = stem.split(".", 2)
     entry = source.layer[kind] if index else source.top[stem]
     part = entry if isinstance(entry, WeightPart) else None
     pattern = part.name if part else entry

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glassloop.model.registry.store import tree_size
+from glassloop.model.registry.disk import tree_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
