@@ -104,8 +104,7 @@ def embed_packed_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     token = tl.load(ids + row).to(tl.int64)
-    about = (BITS, GROUP, MIDDLE, TABLE, FLOAT)
-    values = values_at(words, scales, table, token, columns, width, inside, *about)
+    values = values_at(words, scales, table, token, columns, width, inside, BITS, GROUP, MIDDLE, TABLE, FLOAT)
     tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=inside)
 
 
@@ -131,8 +130,9 @@ def expand_kernel(
     stored = row % MATRICES * (rows // MATRICES) + row // MATRICES
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    about = (BITS, GROUP, MIDDLE, TABLE, FLOAT)
-    place = (stored[:, None], column[None, :], columns, inside)
-    value = values_at(words, scales, table, *place, *about)
+    at_row, at_column = stored[:, None], column[None, :]
+    value = values_at(
+        words, scales, table, at_row, at_column, columns, inside, BITS, GROUP, MIDDLE, TABLE, FLOAT
+    )
     place = out + (row * columns)[:, None] + column[None, :]
     tl.store(place, value.to(out.dtype.element_ty), mask=inside)
