@@ -18,7 +18,8 @@ from glassloop import LLM
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import DEFAULT_MODEL, fetch
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.torch.packed import take_apart
+from glassloop.ops.torch.device import default_device
+from glassloop.ops.torch.packed import Form, pack
 from glassloop.train.gradient_ops import SequenceBatch
 from glassloop.train.network import Network
 
@@ -78,14 +79,9 @@ def _compared(
 
 def _rounded(tensor: Tensor, values: torch.Tensor, packed: bool) -> torch.Tensor:
     """Returns the values of a matrix in half precision, if `packed` as those of a packed matrix."""
-    if packed and tensor.format.take_apart is not None and not tensor.format.table:
-        parts = take_apart(tensor.format, tensor.data.reshape(-1, tensor.format.block_bytes))
-        codes = torch.from_numpy(parts[0]).double()
-        scale, middle = (
-            torch.zeros(1) if each is None else torch.from_numpy(each).bfloat16().reshape(*codes.shape[:2], 1)
-            for each in parts[1:]
-        )
-        values = (codes * scale.double() + middle.double()).float().reshape(values.shape)
+    if packed and Form.of(tensor) is not None:
+        expanded = pack(tensor, default_device()).expanded(torch.bfloat16)
+        values = expanded.float().to(values.device)
     return values.bfloat16().float()
 
 

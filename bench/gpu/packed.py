@@ -58,7 +58,7 @@ class Case(NamedTuple):
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
     parser.add_argument("--rows", default="1,2,8,16,32")
-    parser.add_argument("--weights", default="q4,q8")
+    parser.add_argument("--weights", default="q4,q8,iq4,fp8")
     parser.add_argument("--names", default="qkv,o,gate-up,down,head")
     parser.add_argument("--sweep", action="store_true", help="time other divisions of the kernel's work")
     parser.add_argument("--replays", type=int, default=200, help="of each graph, compared with the first")
@@ -149,11 +149,11 @@ def _weights(kind: str, width: int, columns: int, gated: bool) -> list[PackedMat
     """Returns random matrices, so many that the caches do not help."""
 
     def random() -> PackedMatrix:
-        bits, scale = 4 if kind == "q4" else 8, columns**-0.5
+        scale = columns**-0.5
         if not gated:
-            return random_packed(width, columns, scale, bits)
+            return random_packed(width, columns, scale, kind)
         parts = [
-            TorchMatrix.of(random_packed(width, columns, scale, bits), default_device()) for _ in range(2)
+            TorchMatrix.of(random_packed(width, columns, scale, kind), default_device()) for _ in range(2)
         ]
         joined = TorchMatrix.joined(parts, in_turn=True)
         assert isinstance(joined, PackedMatrix)

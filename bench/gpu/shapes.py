@@ -9,6 +9,7 @@ import torch
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
+from glassloop.ops.quant import FORMATS
 from glassloop.ops.torch.device import default_device
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
@@ -30,7 +31,8 @@ class _Shape:
         self.shape = shape
 
 
-WEIGHTS = ("bf16", "q8", "q4")  # of random models; the last two stay packed, as Q8_0 and Q4_1 do
+# Of random models; all but the first stay packed, as Q8_0, Q4_1, IQ4_NL and FP8 do.
+WEIGHTS = ("bf16", "q8", "q4", "iq4", "fp8")
 
 
 class RandomOps(TorchOps):
@@ -45,8 +47,7 @@ class RandomOps(TorchOps):
             return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
         if self._weights != "bf16" and tensor.shape[1] % CHUNK == 0:
-            bits = 8 if self._weights == "q8" else 4
-            return TorchMatrix.of(random_packed(*tensor.shape, scale, bits), self.device)
+            return TorchMatrix.of(random_packed(*tensor.shape, scale, self._weights), self.device)
         values = torch.empty(tensor.shape, dtype=self.device.half, device=self.device.torch)
         return TorchMatrix.of(values.normal_(0.0, scale), self.device)
 
@@ -54,13 +55,23 @@ class RandomOps(TorchOps):
         return torch.ones(tensor.shape, device=self.device.torch)
 
 
-def random_packed(out: int, into: int, scale: float, bits: int) -> PackedMatrix:
-    at = default_device().torch
+def random_packed(out: int, into: int, scale: float, kind: str) -> PackedMatrix:
+    """Returns a random packed matrix of one of the kinds of `WEIGHTS`."""
+    at, bits = default_device().torch, 8 if kind in ("q8", "fp8") else 4
     most = 1 << (bits - 1)
     codes = torch.randint(-most, most, (out, into), dtype=torch.int8, device=at)
-    spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
+    if kind == "fp8":
+        codes &= -65  # values up to 2, no NaN
+        return PackedMatrix.of(
+            codes, torch.full((out, into // CHUNK), 1.3 * scale, device=at), None, 8, (), True
+        )
+    # Divided by the standard deviation of the values of the codes.
+    spread = scale / {"q8": 74.0, "q4": 4.6, "iq4": 71.0}[kind]
     scales = torch.full((out, into // 32), spread, device=at)
-    return PackedMatrix.of(codes, scales, None if bits == 8 else scales * 0.5, bits)
+    if kind == "iq4":
+        table = tuple(int(value) for value in FORMATS["IQ4_NL"].table)
+        return PackedMatrix.of(codes + most, scales, None, 4, table)
+    return PackedMatrix.of(codes, scales, None if kind == "q8" else scales * 0.5, bits)
 
 
 def random_model(name: str, context: int = 8192, seed: int = 0, weights: str = "bf16") -> Transformer:

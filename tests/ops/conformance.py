@@ -140,7 +140,9 @@ def failure(case: Case, ops: Ops, half: bool) -> str:
         error = np.where(finite, np.abs(actual - expected), 0) / np.maximum(size, np.float32(1e-30))
     if not np.isfinite(actual[finite]).all() or error.max() > bound:
         return f"is off by {error.max():.2g}; at most {bound:.2g} is allowed"
-    if ops.name != "reference" and not case.reach:
+    # Triton's interpreter multiplies by NumPy, as the reference does.
+    promised = ops.name != "reference" and "interpreter" not in ops.description
+    if promised and not case.reach:
         alone = results(case, ops, range(len(case.x)))
         differ = [row for row in range(len(alone)) if alone[row].tobytes() != actual[row].tobytes()]
         if differ:

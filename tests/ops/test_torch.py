@@ -34,6 +34,7 @@ CHECKS = (
     "ahead",
     "memory",
     "packed",
+    "small_floats",
     "wide",
     "slices",
     "packed_linear",

@@ -85,7 +85,7 @@ TILES = TileTable(H200)
 
 def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **options: Any) -> Any:
     """Compiles a kernel as for arrays that are aligned and sizes that are multiples of 16."""
-    named = ("x", "weight", "words", "scales", "out")
+    named = ("x", "weight", "words", "scales", "table", "out")
     own = {name: options.pop(name) for name in named if name in options}
     types: dict[str, str] = _OWN.get(kernel.__name__, {}) | own
     signature = {}
@@ -134,9 +134,13 @@ def variants(
     these numbers of rows."""
     early = SHARED_MEMORY[architecture] > 200_000
     yield pointwise.embed_kernel, {"BLOCK": 1024}, {}
-    for bits, group, has_middle in ((4, 32, True), (8, 32, False), (8, 16, True)):
+    for bits, group, has_middle, kind in (
+        *((4, 32, True, ""), (8, 32, False, ""), (8, 16, True, "")),
+        *((4, 32, False, "TABLE"), (8, 128, False, "FLOAT")),
+    ):
         about = {"BITS": bits, "GROUP": group, "MIDDLE": has_middle}
-        types = {"words": "*i32", "scales": "*i16"}
+        about |= {name: name == kind for name in ("TABLE", "FLOAT")}
+        types = {"words": "*i32", "scales": "*i16", "table": "*i32"}
         yield packed.embed_packed_kernel, {"BLOCK": 1024} | about, types
         yield packed.expand_kernel, {"ROWS": 8, "STEP": 512, "MATRICES": 2} | about, types
     yield pointwise.take_kernel, {"BLOCK": 1024, "EARLY": early}, {}

@@ -46,8 +46,9 @@ from glassloop.ops.batch import PAGE, Batch, BatchError
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.memory import format_bytes
 from glassloop.ops.native import chooser as native_chooser
-from glassloop.ops.quant import FORMATS, Float32
+from glassloop.ops.quant import BF16, F8_E4M3, FORMATS, Float32, factors, quantize
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.tensor import Computed, Tensor
 from glassloop.ops.torch import launcher as torch_launcher
 from glassloop.ops.torch import nvrtc, packed_linear, row_tiles
 from glassloop.ops.torch.chooser import DeviceChooser
@@ -529,7 +530,7 @@ def check_packed() -> None:
     half precision, and a model with them gives nearly the logits of the reference, with few rows and with
     many."""
     rng = np.random.default_rng(0)
-    formats = [each for each in FORMATS.values() if each.take_apart and not each.table]
+    formats = [each for each in FORMATS.values() if each.take_apart]
     for format in formats:
         tensor = random_tensor(rng, "random", (16, 1280), format)
         packed = pack(tensor, DEVICE)
@@ -537,7 +538,9 @@ def check_packed() -> None:
         assert stored_bytes == packed.data.nbytes, format.name
         expected = _packed_values(tensor)
         others = [pack(random_tensor(rng, "other", (16, 256), each), DEVICE) for each in formats]
-        for each in (packed, packed.like(Form.common([packed.form, *[other.form for other in others]]))):
+        common = Form.common([packed.form, *[other.form for other in others]])
+        assert common is not None
+        for each in (packed, packed.like(common)):
             assert each.expanded(torch.float32).equal(expected), format.name
             assert _expanded_by_kernel(each).equal(expected), format.name
         # Two matrices in turn, and as many rows as are left of a unit.
@@ -563,7 +566,7 @@ def check_packed() -> None:
         assert odd.stored.expanded(torch.float32).shape == (19, 256)  # type: ignore[union-attr]
         assert isinstance(TorchMatrix.joined([odd, odd]), torch.Tensor)
         narrow = TorchMatrix(
-            random_tensor(rng, "narrow", (1024, 64 if format.block_values == 32 else 256), format), DEVICE
+            random_tensor(rng, "narrow", (1024, 64 if format.block_values <= 64 else 256), format), DEVICE
         )
         narrow.stays_packed = True
         assert isinstance(narrow.stored, PackedMatrix) is (narrow.into == 256), format.name
@@ -576,7 +579,7 @@ def check_packed() -> None:
     assert isinstance(joined, PackedMatrix) and joined.form == Form(8, 16, True)
     assert joined.data.nbytes == expected_bytes and TorchMatrix.missing_bytes(several, True) == 0
     shape = config(dim=128, ffn_dim=256, heads=8, tied=True)
-    kinds = {"q": "Q4_0", "k": "Q8_0", "v": "Q4_1", "o": "Q5_1", "down": "Q5_0", "token_embedding": "Q4_1"}
+    kinds = {"q": "Q4_0", "k": "Q8_0", "v": "Q4_1", "o": "IQ4_NL", "down": "Q5_0", "token_embedding": "MXFP4"}
     weights = {}
     for name, size in shape.shapes().items():
         kind = kinds.get(name.split(".")[-2], "Q4_1") if len(size) == 2 else "F32"
@@ -612,14 +615,74 @@ def check_packed() -> None:
 def _packed_values(tensor: Any) -> torch.Tensor:
     """Returns the values of a quantized tensor with scales and middles in half precision."""
     stored = tensor.format
-    codes, scale, lowest, *_ = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
-    codes, scale = codes.astype(np.float32), scale.reshape(*codes.shape[:2], 1)
+    parts = stored.take_apart(tensor.data.reshape(-1, stored.block_bytes))
+    codes, (scale, lowest) = parts.codes, factors(stored, parts)
+    codes = np.array(stored.table, np.float32)[codes] if stored.table else codes.astype(np.float32)
+    scale = scale.reshape(*codes.shape[:2], 1)
     middle = np.zeros_like(scale)
     if lowest is not None:
-        half = np.float32(8 if stored.name in ("Q4_1", "Q4_K") else 16)
+        half = np.float32(2 if stored.name == "Q2_K" else 8 if stored.name in ("Q4_1", "Q4_K") else 16)
         codes, middle = codes - half, lowest.reshape(scale.shape) + half * scale
     rounded = [torch.from_numpy(each).bfloat16().double() for each in (scale, middle)]
     return (torch.from_numpy(codes).double() * rounded[0] + rounded[1]).float().reshape(tensor.shape)
+
+
+def check_small_floats() -> None:
+    """Matrices of FP8 stay so on the device, with the values that they have when they are expanded on the
+    host; one with a NaN is expanded."""
+    rng = np.random.default_rng(0)
+    out, into = 24, 384
+    blocks = rng.integers(0, 256, (out, into // 128, 132), np.uint8)
+    blocks[..., 4:][blocks[..., 4:] & 127 == 127] = 3  # NaN
+    blocks[0, 0, 4:20] = [*range(8), *range(128, 136)]  # the smallest
+    for scales in (0.01, 3e-5, rng.random((out, 3)) + 0.001, 2.0 ** rng.integers(-20, 20, (out, 3))):
+        numbers = np.broadcast_to(np.float32(scales), (out, 3)).astype("<f4")
+        blocks[..., :4] = np.ascontiguousarray(numbers).view(np.uint8).reshape(out, 3, 4)
+        stored = Tensor("fp8", (out, into), F8_E4M3, blocks.reshape(-1).copy())
+        values = torch.from_numpy(stored.float32())
+        packed = pack(stored, DEVICE)
+        assert packed.data.nbytes == out * into * 33 // 32 and packed.form.is_float
+        assert packed.expanded(torch.float32).equal(values) and _expanded_by_kernel(packed).equal(values)
+    tensor = Computed.later(
+        "fp8", (out, into), BF16, lambda: quantize(BF16, stored.float32().reshape(-1)), stored
+    )
+    for number in range(2):
+        matrices = [TorchMatrix(tensor, DEVICE), TorchMatrix(tensor.rows(slice(None, None, -1)), DEVICE)]
+        for matrix in matrices:
+            matrix.stays_packed = True
+        whole = TorchMatrix.joined(matrices)
+        assert isinstance(whole, PackedMatrix) is (number == 0)
+        if isinstance(whole, PackedMatrix):
+            expected = torch.cat([values, values.flip(0)])
+            assert whole.expanded(torch.float32).equal(expected) and _expanded_by_kernel(whole).equal(
+                expected
+            )
+        stored.data.reshape(out, 3, 132)[5, 1, 70] = 255
+    shape = config(dim=128, ffn_dim=256, heads=8, tied=True)
+    weights: dict[str, Any] = {}
+    for name, size in shape.shapes().items():
+        weights[name] = random_tensor(rng, name, size, FORMATS["F32"])
+        if len(size) == 2 and not name.startswith("token"):
+            codes = rng.integers(0, 256, (size[0], size[1] // 128, 132), np.uint8)
+            codes[..., 4:] &= 0xBF  # small ones
+            codes[..., :4] = np.array([0.2], "<f4").view(np.uint8)
+            small = Tensor(name, size, F8_E4M3, codes.reshape(-1))
+            weights[name] = Computed.later(name, size, BF16, partial(_rounded, small), small)
+    expected_logits, found = _reference_logits(shape, weights), {}
+    for setting in ("auto", "expanded"):
+        with patch.dict(os.environ, GLASSLOOP_GPU_WEIGHTS=setting):
+            model = Transformer(shape, weights, TorchOps())
+        assert model.ops.description.endswith("/packed") is (setting == "auto")
+        cache = Branches(model, 64, branches=2)
+        rows = [cache.forward([(0, 0, tokens(7)), (1, 0, tokens(3, 1))], every_logit=True)]
+        rows.append(cache.forward([(0, 7, tokens(1, 2)), (1, 3, tokens(1, 3))]))
+        found[setting] = np.concatenate(rows)
+        # Under the interpreter packed values are not rounded to half precision.
+        assert np.abs(found[setting] - expected_logits).max() < 0.02 * np.abs(expected_logits).max(), setting
+
+
+def _rounded(stored: Tensor) -> Any:
+    return quantize(BF16, stored.float32().reshape(-1))
 
 
 def _expanded_by_kernel(weight: PackedMatrix) -> torch.Tensor:
@@ -706,17 +769,19 @@ def check_slices() -> None:
 def check_packed_linear() -> None:
     """The kernel for few rows always fits the shared memory. Where NVIDIA's compiler is installed, it
     compiles, and no register is spilled."""
-    kinds = [(4, True, 32), (4, False, 32), (8, False, 32), (8, True, 16)]
+    table = tuple(int(value) for value in FORMATS["IQ4_NL"].table)
+    kinds = [Form(4, 32, True), Form(4, 32, False), Form(8, 32, False), Form(8, 16, True)]
+    kinds += [Form(4, 32, False, table), Form(4, 16, False, table), Form(8, 128, False, (), True)]
     compiles, silu, half = nvrtc.is_available(), 2, torch.bfloat16
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    for (bits, has_middle, group), columns in product(kinds, (128, 2048, 4096, 14336, 28672)):
+    for form, columns in product(kinds, (128, 2048, 4096, 14336, 28672)):
         for rows, gated, shared in product((1, 2, 8, 9, 16, 17, 64), (False, True), (101_376, 232_448)):
-            data = empty(512, columns * (bits + 32 // group), dtype=torch.uint8)
+            data = empty(512, columns // 128 * form.chunk_bytes, dtype=torch.uint8)
             matrices = 2 if gated else 1
-            weight = PackedMatrix(data, (4096, columns), Form(bits, group, has_middle), matrices)
+            weight = PackedMatrix(data, (4096, columns), form, matrices)
             found = packed_linear.division_for(rows, columns, weight.form, shared)
             assert found is not None and found.shared * found.division.blocks <= shared, (rows, columns)
             out = empty(rows, 4096 // matrices, dtype=half if gated else torch.float32)

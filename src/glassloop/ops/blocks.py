@@ -30,6 +30,18 @@ E2M1_DOUBLED = _both(0, 1, 2, 3, 4, 6, 8, 12)  # of MXFP4 and NVFP4
 TERNARY_VALUES = (-1, 0, 1, 2)
 
 
+def _e4m3_values() -> tuple[float, ...]:
+    """Returns the values of the 256 codes of E4M3: no infinities, NaN for S.1111.111."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, (code & 7).astype(np.float64)
+    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size[(code & 127) == 127] = np.nan
+    return tuple(np.where(code & 128, -size, size).tolist())
+
+
+E4M3_VALUES = _e4m3_values()
+
+
 class Blocks(NamedTuple):
     """The parts of quantized values. A group is the sequence of values that share one scale.
 
@@ -229,6 +241,11 @@ def tq2_0(raw: Bytes) -> Blocks:
 
 def _ternary(codes: Bytes, unit: Bytes) -> Blocks:
     return Blocks(codes.reshape(-1, 8, 32), np.ones((len(unit), 8), np.int8), unit=_half(unit))
+
+
+def f8_e4m3(raw: Bytes) -> Blocks:
+    """128 floats of 8 bits after their scale, a float32."""
+    return Blocks(raw[:, None, 4:], np.ascontiguousarray(raw[:, :4]).view("<f4").astype(np.float32))
 
 
 # ── IQ formats: places in a grid of points, and signs (grids.py) ───────────────────────────────────────────

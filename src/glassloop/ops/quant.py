@@ -20,6 +20,7 @@ from glassloop.ops.blocks import Blocks, Bytes, Float32
 
 __all__ = [
     "BF16",
+    "F8_E4M3",
     "F16",
     "F32",
     "FORMATS",
@@ -42,7 +43,7 @@ _BLOCKS_AT_ONCE = 1 << 13
 # How the native op set stores scales and minimums, exactly: as floats, or as whole numbers of a float16 for
 # each 256 values, in a byte (with codes of two bits, a minimum shares the byte of its scale: four bits each).
 # With zeros, the minimum is the code that stands for 0, in a byte.
-Scale = Literal["f16", "bf16", "steps", "zeros"]
+Scale = Literal["f16", "bf16", "f32", "steps", "zeros"]
 
 
 class Format(NamedTuple):
@@ -61,7 +62,7 @@ class Format(NamedTuple):
     bits: int = 4  # of a code as op sets store it: 2, 4 or 8; of a float: 16 or 32
     scale: Scale = "f16"
     minimum: bool = False
-    table: tuple[int, ...] = ()  # the values of codes, at most 16; without it, a code is its own value
+    table: tuple[float, ...] = ()  # the values of codes, at most 16; without it, a code is its own value
     factor: float = 1.0  # of all scales: a power of two
     middle: int = 0  # with a minimum, the code in the middle: the GPU stores codes relative to it
     # Converts float32 values [blocks, values] (floats: flat) to bytes; None: the format is only read.
@@ -118,6 +119,11 @@ _ROWS = (
     Format("NVFP4", 40, 64, 36, read.nvfp4, 16, table=read.E2M1_DOUBLED),
     Format("Q1_0", 41, 128, 18, read.q1_0, table=(-1, 1)),
     Format("Q2_0", 42, 64, 18, read.q2_0, table=read.TERNARY_VALUES),
+)
+# Floats of 8 bits with a scale for each 128 of a row: how safetensors of FP8 are handed to the GPU, which
+# keeps them so. No other op set multiplies with them (`Tensor.origin`), and GGUF does not have them.
+F8_E4M3 = Format(
+    "F8_E4M3", -1, 128, 132, read.f8_e4m3, 128, 8, "f32", table=read.E4M3_VALUES, safetensors="F8_E4M3"
 )
 FORMATS: dict[str, Format] = {format.name: format for format in _ROWS}
 # In no GGUF file: AWQ, GPTQ and compressed-tensors become it, whose groups have a scale and a zero.

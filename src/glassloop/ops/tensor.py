@@ -34,6 +34,11 @@ class Tensor(NamedTuple):
     def size(self) -> int:
         return prod(self.shape)
 
+    @property
+    def origin(self) -> Tensor | None:
+        """The same values in a smaller format, from which they were rounded to `format`, if there is one."""
+        return None
+
     def float32(self) -> Float32:
         return dequantize(self.format, self.data).reshape(self.shape)
 
@@ -68,19 +73,29 @@ class Tensor(NamedTuple):
 
 
 class Computed(Tensor):
-    """A tensor whose bytes are computed from what a file stores, anew each time they are read: a model of
-    which every matrix has to be converted then needs memory for one of them at a time."""
+    """A tensor whose bytes are computed from what a file stores, again each time they are read. So a model
+    whose matrices all have to be converted needs memory for one of them at a time."""
 
     _compute: Callable[[], Bytes]
+    _origin: Tensor | None
 
     @classmethod
     def later(
-        cls, name: str, shape: tuple[int, ...], format: Format, compute: Callable[[], Bytes]
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        format: Format,
+        compute: Callable[[], Bytes],
+        origin: Tensor | None = None,
     ) -> Computed:
         """Returns a tensor with the bytes that `compute` returns."""
         tensor = cls(name, shape, format, np.empty(0, np.uint8))
-        tensor._compute = compute
+        tensor._compute, tensor._origin = compute, origin
         return tensor
+
+    @property
+    def origin(self) -> Tensor | None:
+        return self._origin
 
     @property
     def data(self) -> Bytes:
@@ -92,7 +107,8 @@ class Computed(Tensor):
         def compute() -> Bytes:
             return self.data.reshape(self.shape[0], -1)[index].reshape(-1)
 
-        return Computed.later(self.name, (kept, *self.shape[1:]), self.format, compute)
+        origin = None if self._origin is None else self._origin.rows(index)
+        return Computed.later(self.name, (kept, *self.shape[1:]), self.format, compute, origin)
 
     def _replace(self, **changes: Any) -> Tensor:  # type: ignore[override]
         if "data" not in changes:

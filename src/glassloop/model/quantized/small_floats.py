@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from glassloop.model.quantized.codes import CodeArray, Groups, matrix_of_codes
 from glassloop.model.quantized.source import FLOATS, Source
-from glassloop.ops.quant import BF16, FORMATS, Bytes, Float32, quantize
+from glassloop.ops.quant import BF16, F8_E4M3, F32, FORMATS, Bytes, Float32, quantize
 from glassloop.ops.tensor import Computed, Tensor
 from glassloop.util.fields import Fields
 
@@ -21,16 +21,7 @@ from glassloop.util.fields import Fields
 _DOUBLED_E2M1 = np.array(FORMATS["MXFP4"].table, np.int8)
 
 
-def _e4m3_table() -> Float32:
-    """Returns the value of each of the 256 codes of E4M3: no infinities, NaN for S.1111.111."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, (code & 7).astype(np.float64)
-    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    size[(code & 127) == 127] = np.nan
-    return np.where(code & 128, -size, size).astype(np.float32)
-
-
-E4M3 = _e4m3_table()
+E4M3 = np.array(F8_E4M3.table, np.float32)
 
 
 def e8m0(codes: NDArray[np.uint8]) -> Float32:
@@ -88,7 +79,29 @@ def fp8_matrix(source: Source, fields: Fields, stem: str, scales: str) -> Tensor
                 values *= factors
         return quantize(source.dtype, values.reshape(-1))
 
-    return Computed.later(name, (out, into), source.dtype, compute)
+    origin = None
+    if into % F8_E4M3.block_values == 0 and source.dtype in (BF16, F32):
+        # The scale of each 128 columns of a row, if blocks are no narrower.
+        at = np.arange(0, into, F8_E4M3.block_values) // columns
+        by_row = factors[np.arange(out) // rows] if in_blocks else factors
+        if not in_blocks:
+            origin = _fp8_tensor(source, name, np.broadcast_to(by_row, (out, len(at))))
+        elif columns % F8_E4M3.block_values == 0:
+            origin = _fp8_tensor(source, name, by_row[:, at])
+    return Computed.later(name, (out, into), source.dtype, compute, origin)
+
+
+def _fp8_tensor(source: Source, name: str, scale: Float32) -> Tensor:
+    """Returns a matrix of E4M3 as it is stored, with the scale of each 128 columns before them."""
+
+    def compute() -> Bytes:
+        codes = source.whole(name, ("F8_E4M3",))
+        blocks = np.empty((*scale.shape, F8_E4M3.block_bytes), np.uint8)
+        blocks[..., :4] = np.ascontiguousarray(scale, "<f4").view(np.uint8).reshape(*scale.shape, 4)
+        blocks[..., 4:] = codes.reshape(*scale.shape, -1)
+        return blocks.reshape(-1)
+
+    return Computed.later(name, source.entries[name].shape, F8_E4M3, compute)
 
 
 def fp4_codes(packed: NDArray[np.uint8]) -> NDArray[np.int8]:

@@ -152,13 +152,13 @@ class Device:
         """Returns whether quantized matrices stay as they are in the device's memory, where they take
         `packed` bytes: if GLASSLOOP_GPU_WEIGHTS says so or, unless it says otherwise, if the `expanded` bytes
         that they take in half precision do not fit."""
-        asked = os.environ.get("GLASSLOOP_GPU_WEIGHTS", "auto")
-        if asked not in ("auto", "packed", "expanded"):
-            raise GlassloopError(
-                f"GLASSLOOP_GPU_WEIGHTS is {asked!r}; one of auto, packed, expanded is expected"
-            )
-        wanted = asked == "packed" or (asked == "auto" and expanded > self.free_memory())
+        setting = _weights_setting()
+        wanted = setting == "packed" or (setting == "auto" and expanded > self.free_memory())
         return packed < expanded and wanted
+
+    def keeps_small_floats(self) -> bool:
+        """Returns whether weights in floats of 8 bits stay so in the device's memory."""
+        return _weights_setting() != "expanded"
 
     @contextmanager
     def memory_errors(self, what: str) -> Iterator[None]:
@@ -172,3 +172,13 @@ class Device:
                 " give less kv_memory, end other programs that use it, or take the op set native"
                 f" ({' '.join(str(error).split())})"
             ) from None
+
+
+def _weights_setting() -> str:
+    """Returns what GLASSLOOP_GPU_WEIGHTS says about quantized weights: auto, packed or expanded."""
+    setting = os.environ.get("GLASSLOOP_GPU_WEIGHTS", "auto")
+    if setting not in ("auto", "packed", "expanded"):
+        raise GlassloopError(
+            f"GLASSLOOP_GPU_WEIGHTS is {setting!r}; one of auto, packed, expanded is expected"
+        )
+    return setting

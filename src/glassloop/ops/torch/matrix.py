@@ -11,7 +11,7 @@ import torch
 from glassloop.ops.quant import BF16, F16
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import Device
-from glassloop.ops.torch.packed import UNIT, Form, PackedMatrix, pack
+from glassloop.ops.torch.packed import UNIT, Form, PackedMatrix, has_nan, pack
 
 Stored: TypeAlias = torch.Tensor | PackedMatrix
 
@@ -55,7 +55,7 @@ class TorchMatrix:
     def form(self) -> Form | None:
         """The form in which the matrix is packed, or could be; None if it is not and cannot be."""
         if self._tensor is not None:
-            return Form.of(self._tensor)
+            return Form.of(self._tensor.origin or self._tensor)
         return self._stored.form if isinstance(self._stored, PackedMatrix) else None
 
     @staticmethod
@@ -72,8 +72,9 @@ class TorchMatrix:
     def stored(self) -> Stored:
         """The matrix on the device, to which the first use copies it."""
         if self._tensor is not None:
-            if self.stays_packed and self.form is not None:
-                self._stored = pack(self._tensor, self.device)
+            smallest = self._tensor.origin or self._tensor
+            if self.stays_packed and self.form is not None and not has_nan(smallest):
+                self._stored = pack(smallest, self.device)
             else:
                 self._stored = _values(self._tensor).to(self.device.torch).to(self.device.half)
             self._tensor.release()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from glassloop.ops.quant import Bytes, Float32, Format, factors
+from glassloop.ops.quant import F8_E4M3, Bytes, Float32, Format, factors
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.device import Device
 
@@ -22,29 +23,41 @@ class Form(NamedTuple):
     """What the values of a packed matrix consist of."""
 
     bits: int  # of a code: 8 (-128 to 127) or 4 (-8 to 7, stored as 0 to 15)
-    group: int  # columns that share a scale: 16 or 32
+    group: int  # columns that share a scale: 16 or 32; of small floats 128
     has_middle: bool
+    table: tuple[int, ...] = ()  # the 16 values of 4-bit codes, each of 8 bits; (): a code is its own value
+    is_float: bool = False  # codes are floats of 8 bits (E4M3), and scales are float32
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form | None:
-        """Returns the form that a tensor has if it is packed; None if it cannot be: its format has a table of
-        values, which the kernels do not have, or its rows are no whole chunks."""
+        """Returns the form that a tensor has if it is packed; None if it cannot be: it is not quantized, or
+        its rows are no whole chunks."""
         format = tensor.format
-        if format.take_apart is None or format.table or tensor.shape[1] % CHUNK:
+        if format.take_apart is None or tensor.shape[1] % CHUNK:
             return None
-        return cls(format.bits, format.group, format.minimum)
+        if format is F8_E4M3:
+            return cls(8, CHUNK, False, is_float=True)
+        if not format.table:
+            return cls(format.bits, format.group, format.minimum)
+        values = [int(value) - format.middle for value in format.table]
+        if -8 <= min(values) <= max(values) <= 7:  # they are codes themselves
+            return cls(4, format.group, format.minimum)
+        return cls(4, format.group, format.minimum, (*values, *[0] * (16 - len(values))))
 
     @classmethod
-    def common(cls, forms: Sequence[Form]) -> Form:
-        """Returns a form in which the values of all these can be stored."""
+    def common(cls, forms: Sequence[Form]) -> Form | None:
+        """Returns a form in which the values of all these can be stored, if there is one."""
         if len({*forms}) == 1:
             return forms[0]
+        if any(form.is_float for form in forms):
+            return None
         return cls(8, min(form.group for form in forms), any(form.has_middle for form in forms))
 
     @property
     def chunk_bytes(self) -> int:
         """The bytes of a chunk of a unit."""
-        return CHUNK * self.bits + UNIT * (CHUNK // self.group) * (4 if self.has_middle else 2)
+        factor_bytes = 4 if self.has_middle or self.is_float else 2
+        return CHUNK * self.bits + UNIT * (CHUNK // self.group) * factor_bytes
 
     def bytes(self, out: int, columns: int) -> int:
         """Returns the bytes of a matrix with so many rows and columns."""
@@ -54,7 +67,9 @@ class Form(NamedTuple):
 class PackedMatrix(NamedTuple):
     """A quantized matrix [out, in], whose values are `scale * code + middle`, rounded once to half precision.
     Each group of a row has one scale and perhaps one middle (the value of a code of 0, in the middle of all
-    codes), which are in half precision too.
+    codes), which are in half precision too. A code is an integer, or the place of one in a table. Small
+    floats have scales in float32: a product is rounded to float32 first, then to half precision, as when such
+    a matrix is expanded on the host.
 
     The rows are divided into units of 8, and their columns into chunks of 128. A chunk of a unit has the
     codes, then for each row the scale of each group, followed by its middle. The codes are in the order in
@@ -67,15 +82,23 @@ class PackedMatrix(NamedTuple):
 
     @classmethod
     def of(
-        cls, codes: torch.Tensor, scale: torch.Tensor, middle: torch.Tensor | None, bits: int
+        cls,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        middle: torch.Tensor | None,
+        bits: int,
+        table: tuple[int, ...] = (),
+        is_float: bool = False,
     ) -> PackedMatrix:
         """Packs codes [out, in], int8, and scales and middles [out, groups]."""
-        codes = (codes + 8 if bits == 4 else codes).view(torch.uint8)
+        form = Form(bits, codes.shape[1] // scale.shape[1], middle is not None, table, is_float)
+        codes = (codes + 8 if bits == 4 and not table else codes).view(torch.uint8)
         out, into = codes.shape
         factors = scale[..., None] if middle is None else torch.stack([scale, middle], 2)
         missing = -out % UNIT
         codes = functional.pad(codes, (0, 0, 0, missing))
-        factors = functional.pad(factors.bfloat16(), (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, UNIT))
+        factors = factors.float() if is_float else factors.bfloat16()
+        factors = functional.pad(factors, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, UNIT))
         sizes, order = _CODE_AXES[bits]
         units, chunks = len(codes) // UNIT, into // CHUNK
         turned = codes.view(units, UNIT, chunks, *sizes).permute(order)
@@ -86,20 +109,24 @@ class PackedMatrix(NamedTuple):
             factors.unflatten(2, (chunks, -1)).transpose(1, 2).contiguous().view(torch.uint8).flatten(2),
         ]
         data = torch.cat(parts, 2).flatten(1)
-        return cls(data, (out, into), Form(bits, into // scale.shape[1], middle is not None))
+        return cls(data, (out, into), form)
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns codes as int8, [out, in], and scales and middles, [out, groups]: the opposite of `of`."""
-        (out, into), (bits, _, has_middle), chunks = self.shape, self.form, self.shape[1] // CHUNK
+        """Returns codes as int8, [out, in], and scales and middles, [out, groups]: the opposite of `of`. The
+        codes of a table are its values."""
+        (out, into), chunks = self.shape, self.shape[1] // CHUNK
+        bits, _, has_middle, table, is_float = self.form
         data = self.data.unflatten(1, (chunks, -1))
         codes, factors = data[..., : CHUNK * bits], data[..., CHUNK * bits :].contiguous()
         sizes, order = _CODE_AXES[bits]
         whole = [len(data), UNIT, chunks, *sizes]
         if bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], -1) - 8
+            codes = torch.stack([codes & 15, codes >> 4], -1)
+            codes = torch.tensor(table or range(-8, 8), dtype=torch.int8, device=codes.device)[codes.long()]
         back = [order.index(axis) for axis in range(len(order))]
         codes = codes.reshape([whole[axis] for axis in order]).permute(back).reshape(-1, into)
-        factors = factors.view(torch.bfloat16).view(len(data), chunks, UNIT, -1, 1 + has_middle)
+        kind = torch.float32 if is_float else torch.bfloat16
+        factors = factors.view(kind).view(len(data), chunks, UNIT, -1, 1 + has_middle)
         factors = factors.transpose(1, 2).reshape(len(codes), -1, 1 + has_middle)
         found = [codes.view(torch.int8), *factors.unbind(-1)]
         if self.matrices > 1:
@@ -110,6 +137,9 @@ class PackedMatrix(NamedTuple):
     def expanded(self, half: torch.dtype) -> torch.Tensor:
         """Returns the values in half precision, which is float32 under Triton's interpreter."""
         codes, scale, middle = self.parts()
+        if self.form.is_float:
+            floats = torch.tensor(F8_E4M3.table, device=codes.device)[codes.view(torch.uint8).long()]
+            return (floats.unflatten(1, (-1, CHUNK)) * scale[..., None]).flatten(1).to(half)
         values = codes.double().unflatten(1, (-1, self.form.group)) * scale.double()[..., None]
         if middle is not None:
             values += middle.double()[..., None]
@@ -120,15 +150,19 @@ class PackedMatrix(NamedTuple):
         return {
             "words": self.data.view(torch.int32),
             "scales": self.data.view(torch.int16),  # the bits of bfloat16
+            "table": _table_on(self.form.table or (0,), self.data.device),
             "BITS": self.form.bits,
             "GROUP": self.form.group,
             "MIDDLE": self.form.has_middle,
+            "TABLE": bool(self.form.table),
+            "FLOAT": self.form.is_float,
         }
 
     def like(self, form: Form) -> PackedMatrix:
         """Returns the same values in another form that `Form.common` has found for this one too."""
         if form == self.form:
             return self
+        assert not form.table and not form.is_float
         codes, scale, middle = self.parts()
         if middle is None and form.has_middle:
             middle = torch.full_like(scale, -0.0)  # changes no bit of a sum
@@ -148,6 +182,12 @@ _CODE_AXES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
+@cache
+def _table_on(table: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Returns the values of codes as an array that Triton's kernels read."""
+    return torch.tensor(table, dtype=torch.int32, device=device)
+
+
 def pack(tensor: Tensor, device: Device) -> PackedMatrix:
     """Returns a quantized tensor as codes, scales and middles, on the device."""
     (out, into), form = tensor.shape, Form.of(tensor)
@@ -156,26 +196,42 @@ def pack(tensor: Tensor, device: Device) -> PackedMatrix:
     slabs: list[torch.Tensor] = []
     for first in range(0, out, _SLAB):
         rows = blocks[first : first + _SLAB]
-        made = [
+        arrays = take_apart(tensor.format, form, rows.reshape(-1, tensor.format.block_bytes))
+        codes, scale, middle = (
             None
-            if each is None
-            else torch.from_numpy(np.ascontiguousarray(each)).to(device.torch).view(len(rows), -1)
-            for each in take_apart(tensor.format, rows.reshape(-1, tensor.format.block_bytes))
-        ]
-        assert made[0] is not None and made[1] is not None
-        slabs.append(PackedMatrix.of(made[0], made[1], made[2], form.bits).data)
+            if array is None
+            else torch.from_numpy(np.ascontiguousarray(array)).to(device.torch).view(len(rows), -1)
+            for array in arrays
+        )
+        assert codes is not None and scale is not None
+        longer = into // scale.shape[1] // form.group  # groups of the kernels in one of the format
+        if longer > 1:
+            scale = scale.repeat_interleave(longer, 1)
+        packed = PackedMatrix.of(codes, scale, middle, form.bits, form.table, form.is_float)
+        slabs.append(packed.data)
     return PackedMatrix(torch.cat(slabs), (out, into), form)
 
 
 def take_apart(
-    stored: Format, blocks: Bytes
+    format: Format, form: Form, blocks: Bytes
 ) -> tuple[np.ndarray[Any, np.dtype[np.int8]], Float32, Float32 | None]:
     """Returns the codes, scales and middles of blocks of a quantized format. Formats with a minimum have
     codes from 0 on; the code in the middle becomes 0, and its value is small, so that its rounding costs
     little."""
-    assert stored.take_apart is not None
-    parts = stored.take_apart(blocks)
-    codes, (scale, minimum) = parts.codes, factors(stored, parts)
+    assert format.take_apart is not None
+    parts = format.take_apart(blocks)
+    codes, (scale, minimum) = parts.codes, factors(format, parts)
+    if format.table and not form.table and not form.is_float:
+        codes = np.array(format.table, np.int8)[codes]
+    codes = codes.view(np.int8) if form.is_float else codes.astype(np.int8)
     if minimum is None:
-        return codes.astype(np.int8), scale, None
-    return codes.astype(np.int8) - np.int8(stored.middle), scale, minimum + scale * np.float32(stored.middle)
+        return codes, scale, None
+    if not form.table:  # whose values are relative to the middle already
+        codes = codes - np.int8(format.middle)
+    return codes, scale, minimum + scale * np.float32(format.middle)
+
+
+def has_nan(tensor: Tensor) -> bool:
+    """Returns whether a matrix of small floats has a NaN, which the kernels do not know."""
+    codes = tensor.data.reshape(-1, tensor.format.block_bytes)[:, 4:]
+    return tensor.format is F8_E4M3 and bool(((codes & 127) == 127).any())

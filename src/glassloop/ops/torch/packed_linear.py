@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from glassloop.ops.torch import nvrtc
@@ -104,6 +105,8 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
         "BITS": weight.form.bits,
         "MIDDLE": int(weight.form.has_middle),
         "GROUP": weight.form.group,
+        "FLOAT": int(weight.form.is_float),
+        **table_words(weight.form.table),
         "MATRICES": weight.matrices,
         "GATED": int(product.gated),
         "ACTIVATION": product.activation if product.gated else 0,
@@ -118,6 +121,12 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
         "STAGES": found.division.stages,
         "BLOCKS": found.division.blocks,
     }
+
+
+def table_words(table: tuple[int, ...]) -> dict[str, int]:
+    """Returns the values of 4-bit codes as the four words that the kernel looks them up in."""
+    words = np.array(table or [0] * 16, np.int8).view("<u4").tolist()
+    return {"TABLE": int(bool(table)), **{f"TABLE_{number}": word for number, word in enumerate(words)}}
 
 
 def _shared_bytes(rows: int, columns: int, form: Form, division: Division) -> int:

@@ -11,20 +11,31 @@ import torch
 
 from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.matrix import TorchMatrix
+from glassloop.ops.torch.packed import Form
 from glassloop.ops.torch.recorder import Product, TorchCall, widest_rank
 
 
 def prepare_weights(calls: Sequence[TorchCall], device: Device) -> list[dict[str, Any]]:
     """Returns the settings of calls with the weights on the device; raises if these do not fit there."""
     groups = {tuple(matrices) for call in calls if (matrices := _matrices(call))}
+    small = {group for group in groups if all(form and form.is_float for form in _forms(group))}
+    # Packing changes no value of small floats, so they stay so unless that is forbidden.
+    keeps_small = device.keeps_small_floats()
+    beside = sum(TorchMatrix.missing_bytes(group, keeps_small) for group in small)
     expanded, packed = (
-        sum(TorchMatrix.missing_bytes(group, each) for group in groups) for each in (False, True)
+        beside + sum(TorchMatrix.missing_bytes(group, each) for group in groups - small)
+        for each in (False, True)
     )
     stay_packed = device.keeps_packed(expanded, packed)
     device.check_room("the model", packed if stay_packed else expanded)
-    for matrix in {matrix for group in groups for matrix in group}:
-        matrix.stays_packed |= stay_packed
+    for group in groups:
+        for matrix in group:
+            matrix.stays_packed |= keeps_small if group in small else stay_packed
     return [_with_weights(call, device) for call in calls]
+
+
+def _forms(matrices: Sequence[TorchMatrix]) -> list[Form | None]:
+    return [matrix.form for matrix in matrices]
 
 
 def _matrices(call: TorchCall) -> list[TorchMatrix]:

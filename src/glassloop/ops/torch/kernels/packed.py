@@ -1,4 +1,4 @@
-"""Packed matrices (`Packed` of packed.py): their values in half precision."""
+"""Packed matrices (`PackedMatrix` of packed.py): their values in half precision."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ UNIT = tl.constexpr(8)  # rows
 def values_at(
     words,
     scales,
+    table,
     row,
     column,
     columns,
@@ -22,10 +23,13 @@ def values_at(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     MIDDLE: tl.constexpr,
+    TABLE: tl.constexpr,
+    FLOAT: tl.constexpr,
 ):
     """Returns the values at rows (as they are stored) and columns: scale * code + middle, rounded once, to
-    half precision. In Triton's interpreter, which has none, they are float32."""
-    EACH: tl.constexpr = 2 if MIDDLE else 1
+    half precision; of small floats, scale * float, rounded to float32 and then to half precision. In Triton's
+    interpreter, which has no half precision, they are float32."""
+    EACH: tl.constexpr = 2 if MIDDLE or FLOAT else 1
     GROUPS: tl.constexpr = CHUNK // GROUP
     CHUNK_BYTES: tl.constexpr = CHUNK * BITS + UNIT * GROUPS * EACH * 2
     step, lane, number = column % CHUNK // 16, row % UNIT * 4 + column % 16 // 4, column % 4
@@ -38,7 +42,21 @@ def values_at(
     if BITS == 8:
         code = (word << (24 - number % 2 * 16 - number // 2 * 8)) >> 24
     else:
-        code = ((word >> (step % 2 * 8 + number % 2 * 16 + number // 2 * 4)) & 15) - 8
+        code = (word >> (step % 2 * 8 + number % 2 * 16 + number // 2 * 4)) & 15
+        if TABLE:
+            code = tl.load(table + code, mask=inside, other=0)
+        else:
+            code -= 8
+    if FLOAT:
+        place = chunk * (CHUNK_BYTES // 4) + CHUNK * BITS // 4 + row % UNIT
+        scale = tl.load(words + place, mask=inside, other=0).to(tl.float32, bitcast=True)
+        # The bits of E4M3 within those of a float32 are its value times 2 ** -120, exactly.
+        bits = ((code & 127) << 20) | ((code & 128) << 24)
+        small = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+        value = small * scale
+        if COMPILED:
+            value = value.to(tl.bfloat16)
+        return value
     place = chunk * (CHUNK_BYTES // 2) + CHUNK * BITS // 2
     place += (row % UNIT * GROUPS + column % CHUNK // GROUP) * EACH
     scale = half_at(scales + place, inside)
@@ -71,19 +89,22 @@ def embed_packed_kernel(
     ids,
     words,
     scales,
+    table,
     out,
     width,
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     MIDDLE: tl.constexpr,
+    TABLE: tl.constexpr,
+    FLOAT: tl.constexpr,
 ):
     """Copies row `ids[row]` of a packed table to `out` in float32."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     token = tl.load(ids + row).to(tl.int64)
-    values = values_at(words, scales, token, columns, width, inside, BITS, GROUP, MIDDLE)
+    values = values_at(words, scales, table, token, columns, width, inside, BITS, GROUP, MIDDLE, TABLE, FLOAT)
     tl.store(out + row.to(tl.int64) * width + columns, values.to(tl.float32), mask=inside)
 
 
@@ -91,6 +112,7 @@ def embed_packed_kernel(
 def expand_kernel(
     words,
     scales,
+    table,
     out,
     rows,
     columns,
@@ -99,6 +121,8 @@ def expand_kernel(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     MIDDLE: tl.constexpr,
+    TABLE: tl.constexpr,
+    FLOAT: tl.constexpr,
     MATRICES: tl.constexpr,
 ):
     """Writes a packed matrix in half precision."""
@@ -106,6 +130,9 @@ def expand_kernel(
     stored = row % MATRICES * (rows // MATRICES) + row // MATRICES
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    value = values_at(words, scales, stored[:, None], column[None, :], columns, inside, BITS, GROUP, MIDDLE)
+    at_row, at_column = stored[:, None], column[None, :]
+    value = values_at(
+        words, scales, table, at_row, at_column, columns, inside, BITS, GROUP, MIDDLE, TABLE, FLOAT
+    )
     place = out + (row * columns)[:, None] + column[None, :]
     tl.store(place, value.to(out.dtype.element_ty), mask=inside)

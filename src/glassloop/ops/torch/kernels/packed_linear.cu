@@ -1,4 +1,4 @@
-// The product of a few rows with a packed matrix (`Packed` of packed.py). Few rows should take no longer than reading the matrix.
+// The product of a few rows with a packed matrix (`PackedMatrix` of packed.py). Few rows should take no longer than reading the matrix.
 //
 // The order of a sum: the columns are divided into chunks of 128, and the chunks into 8 slices of the same size, the last of which
 // may have fewer or none. A slice is added up by the tensor cores, in ascending steps of 16 in one float32 accumulator; then the
@@ -13,7 +13,8 @@
 // A lane has the rows lane / 4 of both units and, of each 16 columns, 4 p to 4 p + 3, where p is its number modulo 4: columns of an
 // instruction may be in any order that is the same for both operands.
 //
-// packed_linear.py defines: BITS (8 or 4), MIDDLE, GROUP and MATRICES as `Packed` has them; GATED, ACTIVATION, BIASED, ADDED,
+// packed_linear.py defines: BITS (8 or 4), MIDDLE, GROUP and MATRICES as `PackedMatrix` has them; TABLE (whether codes are places in
+// the 16 bytes of TABLE_0 to TABLE_3), FLOAT (whether codes are E4M3, with scales in float32); GATED, ACTIVATION, BIASED, ADDED,
 // HALF_OUT, EARLY; EIGHTS (of rows of x: 1, 2 or 4), X_SHARED (whether x is copied to shared memory), TILES, SPAN, STAGES, BLOCKS
 // (that a multiprocessor has room for).
 
@@ -24,11 +25,12 @@ constexpr int SLICES = 8;
 constexpr int THREADS = 32 * SLICES;
 constexpr int STEPS = 8;                                     // of 16 columns in a chunk
 constexpr int CODE_BYTES = 128 * BITS;                       // of a chunk of a unit
-constexpr int SCALE_BYTES = 128 / GROUP * 2 * (1 + MIDDLE);  // of a chunk of a row
+constexpr int SCALE_BYTES = FLOAT ? 4 : 128 / GROUP * 2 * (1 + MIDDLE);  // of a chunk of a row
 constexpr int CHUNK_BYTES = CODE_BYTES + 8 * SCALE_BYTES;    // of a unit
 constexpr int UNITS = 2 * TILES;
 constexpr int STAGE_BYTES = UNITS * SPAN * CHUNK_BYTES;
-static_assert(GROUP == 16 || GROUP == 32, "a step of 16 columns has one scale");
+static_assert(FLOAT ? BITS == 8 && GROUP == 128 && !MIDDLE : GROUP == 16 || GROUP == 32, "a step of 16 columns has one scale");
+static_assert(!TABLE || BITS == 4, "a table has 16 values");
 
 __device__ __forceinline__ u32 halves(float low, float high) {
     u32 both;
@@ -96,14 +98,34 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
 }
 
 constexpr u32 ONE = 0x3f803f80u, MINUS_ONE = 0xbf80bf80u, MINUS_136 = 0xc308c308u, MINUS_NOTHING = 0x80008000u;
+constexpr u32 TWO_TO_120 = 0x7b807b80u;
+constexpr bool BYTES = BITS == 8 || TABLE;  // whether a code, perhaps after a look into the table, is an integer of 8 bits
 
 // Returns two codes: those in the low bits of both halves of a word. The bits of 128 with those of a smaller number in its last
 // places are the sum of both.
 __device__ __forceinline__ u32 codes_in(u32 word, u32 mask) {
     const u32 low = (word & mask) | 0x43004300u;
-    if (BITS == 4) return multiply_add(low, ONE, MINUS_136);
+    if (!BYTES) return multiply_add(low, ONE, MINUS_136);
     // The last 7 bits and, for a negative code, 128 less.
     return multiply_add((word & 0x00800080u) | 0x43004300u, MINUS_ONE, low);
+}
+
+// Returns the values of four 4-bit codes in one half of the bytes of a word (the low or the high bytes of its halves), in the order
+// of 8-bit codes. Two instructions look up three bits of each code in one half of the table each, and the fourth bit selects.
+__device__ __forceinline__ u32 looked_up(u32 word, int second_bytes) {
+    const u32 places = __byte_perm(word, 0, second_bytes ? 0x4431 : 0x4420);
+    const u32 low = __byte_perm((u32)TABLE_0, (u32)TABLE_1, places & 0x7777u);
+    const u32 high = __byte_perm((u32)TABLE_2, (u32)TABLE_3, places & 0x7777u);
+    const u32 is_high = __byte_perm(0x0000ff00u, 0, places >> 3 & 0x1111u);
+    return (high & is_high) | (low & ~is_high);
+}
+
+// Returns two values of E4M3 (the low bytes of both halves of a word) times a scale, rounded to float32 and then to half precision.
+// The bits of E4M3 within those of a number in half precision are its value times 2 ** -120, exactly.
+__device__ __forceinline__ u32 scaled_floats(u32 word, float scale) {
+    const u32 tiny = (word & 0x007f007fu) << 4 | (word & 0x00800080u) << 8;
+    const u32 both = multiply_add(tiny, TWO_TO_120, MINUS_NOTHING);
+    return halves(__fmul_rn(__uint_as_float(both << 16), scale), __fmul_rn(__uint_as_float(both & 0xffff0000u), scale));
 }
 
 // What a lane reads of a chunk of a unit: its codes, and scales and middles of its row.
@@ -114,6 +136,7 @@ struct Raw {
     __device__ __forceinline__ void read(const char* place, int lane) {
 #pragma unroll
         for (int i = 0; i < BITS / 4; i++) codes[i] = *(const uint4*)(place + i * 512 + lane * 16);
+        if (FLOAT) scales[0] = *(const u32*)(place + CODE_BYTES + lane / 4 * SCALE_BYTES);
 #pragma unroll
         for (int i = 0; i < SCALE_BYTES / 8; i++)
             *(uint2*)&scales[2 * i] = *(const uint2*)(place + CODE_BYTES + lane / 4 * SCALE_BYTES + i * 8);
@@ -127,10 +150,16 @@ struct Raw {
         const uint4 vector = codes[BITS == 4 ? 0 : step / 4];
         const int at = BITS == 4 ? step / 2 : step % 4, group = step * 16 / GROUP;
         u32 word = at == 0 ? vector.x : at == 1 ? vector.y : at == 2 ? vector.z : vector.w;
-        if (BITS == 4) word >>= step % 2 * 8;
+        if (FLOAT) {
+            first = scaled_floats(word, __uint_as_float(scales[0]));
+            second = scaled_floats(word >> 8, __uint_as_float(scales[0]));
+            return;
+        }
+        if (TABLE) word = looked_up(word, step % 2);
+        else if (BITS == 4) word >>= step % 2 * 8;
         const u32 scale = scale_at(group * (1 + MIDDLE)), middle = MIDDLE ? scale_at(group * 2 + 1) : MINUS_NOTHING;
         first = multiply_add(codes_in(word, mask), scale, middle);
-        second = multiply_add(codes_in(word >> BITS, mask), scale, middle);
+        second = multiply_add(codes_in(word >> (BYTES ? 8 : 4), mask), scale, middle);
     }
 };
 
@@ -212,7 +241,7 @@ packed_linear(const u16* __restrict__ x, const char* __restrict__ matrix, const 
     };
 
     // The mask of the bits of a code. The compiler would load a constant again and again, so it must not see that it is one.
-    const u32 mask = (BITS == 4 ? 0x000f000fu : 0x007f007fu) ^ (u32)(rows >> 31);
+    const u32 mask = (BYTES ? 0x007f007fu : 0x000f000fu) ^ (u32)(rows >> 31);
     int stage = 0, turn = 0;
     for (int now = blockIdx.x; now < ends; now += gridDim.x, turn++) {
         Sums sum[TILES][EIGHTS] = {};
