@@ -126,10 +126,10 @@ def test_a_grammar_is_not_refused_because_the_child_was_killed_or_stopped():
 import os, signal
 from glassloop.decode import grammar, trial
 trials = grammar._compiler(tokenizer())._trials
-os.kill(trials.child.pid, signal.SIGKILL)
+os.kill(next(iter(trials.pool.children)).pid, signal.SIGKILL)
 print(repr(follow({"regex": "a"})))
 trial._WAIT = 1.0
-os.kill(trials.child.pid, signal.SIGSTOP)
+os.kill(next(iter(trials.pool.children)).pid, signal.SIGSTOP)
 print(repr(follow({"regex": "b"})))
 """)
     assert lines == ["''", "''"]
@@ -138,7 +138,7 @@ print(repr(follow({"regex": "b"})))
 def test_a_grammar_is_not_refused_because_it_was_slow_once():
     lines = run("""
 from glassloop.decode import grammar
-from glassloop.decode.trial import TOO_SLOW, TrialVerdict
+from glassloop.decode.trial_worker import TOO_SLOW, TrialVerdict
 trials = grammar._compiler(tokenizer())._trials
 slow = TrialVerdict(TOO_SLOW, 0)
 verdicts = [slow, TrialVerdict("", 0), slow, slow]
@@ -169,7 +169,7 @@ def test_the_child_ends_with_its_parent():
     (child,) = run("""
 from glassloop.decode import grammar
 follow({"regex": "a"})
-print(grammar._compiler(tokenizer())._trials.child.pid)
+print(*[child.pid for child in grammar._compiler(tokenizer())._trials.pool.children])
 """)
     try:
         os.kill(int(child), 0)

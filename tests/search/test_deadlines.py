@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -103,44 +104,19 @@ def test_a_slow_pattern_does_not_hold_up_another():
 
 def test_who_waits_for_too_long_is_told_so(monkeypatch):
     monkeypatch.setattr(patterns, "_SECONDS_TO_WAIT", 0.05)
-    workers = patterns._Workers()
-    for _ in range(patterns._WORKERS):
-        assert workers._places.take(0)
-    with pytest.raises(Busy):
-        workers.ask("a", "a", "any", None)
-    with pytest.raises(TimedOut):
-        workers.ask("a", "a", "any", Deadline(0.01))
+    with ExitStack() as taken:
+        for _ in range(patterns._WORKERS):
+            taken.enter_context(patterns._pool.lend(None))
+        with pytest.raises(Busy):
+            patterns.is_found("a", "a")
+        with pytest.raises(TimedOut):
+            patterns.is_found("a", "a", Deadline(0.01))
 
     def busy(text: str, until: Deadline | None) -> Verdict:
         raise Busy("others are searched")
 
     with pytest.raises(Busy):  # it says nothing about the text
         verdict_of(TimedVerifier(busy), "text")
-
-
-def test_patterns_of_one_search_do_not_go_before_those_of_others():
-    turns, order = patterns._Turns(1), []
-    assert turns.take(0)
-
-    def wait(name: str) -> None:
-        assert turns.take(60)
-        order.append(name)
-        turns.give_back()
-
-    threads = []
-    for name in ("first", "second"):
-        threads.append(threading.Thread(target=wait, args=(name,)))
-        threads[-1].start()
-        while len(turns._waiting) < len(threads):
-            pass
-    assert not turns.take(0.001)  # who does not get a place in time leaves the queue
-    turns.give_back()
-    assert turns.take(60)
-    for thread in threads:
-        thread.join()
-    assert order == ["first", "second"]
-    turns.give_back()
-    assert turns.take(0)
 
 
 def judging(verifier) -> Judging:

@@ -180,7 +180,7 @@ def test_what_a_program_says_cannot_steer_a_terminal() -> None:
 
 def test_without_isolation_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = Path(sandbox._SCRIPT).read_text().replace('!= "x86_64"', '!= "a machine without seccomp"')
-    other = tmp_path / "util/child.py"
+    other = tmp_path / "sandbox_child.py"
     other.write_text(script)
     monkeypatch.setattr(sandbox, "_SCRIPT", other)
     with pytest.raises(

@@ -22,7 +22,8 @@ from waiting import wait_until
 
 from glassloop.errors import TextError
 from glassloop.text import renderer
-from glassloop.text.chat import ChatTemplate, TemplateLimits
+from glassloop.text.chat import ChatTemplate
+from glassloop.text.template_worker import TemplateLimits
 
 MESSAGE = [{"role": "user", "content": "x"}]
 GROW = """{% set ns = namespace(x='aaaaaaaa') %}
@@ -155,8 +156,9 @@ def test_long_conversations_are_not_hostile() -> None:
     assert len(ChatTemplate(source).render(messages)) > 7_800_000
 
 
-def _workers() -> dict[int, renderer._Worker]:
-    return {worker.child.pid: worker for worker in list(renderer._pool._workers)}
+def _workers() -> dict[int, tuple[str, TemplateLimits]]:
+    """Returns the templates of all workers, by process."""
+    return {child.pid: template for child, template in list(renderer._pool.children.items())}
 
 
 def _open_files() -> int:
@@ -194,8 +196,8 @@ def test_nothing_is_left_of_a_worker_that_was_ended() -> None:
 def test_a_worker_that_somebody_killed_is_replaced() -> None:
     template = ChatTemplate("killed {{ messages[0].content }}")
     assert template.render(MESSAGE) == "killed x"
-    for pid, worker in _workers().items():
-        if worker.serves[0] == template.source:
+    for pid, (source, _) in _workers().items():
+        if source == template.source:
             os.kill(pid, signal.SIGKILL)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert template.render(MESSAGE) == "killed x"
@@ -205,7 +207,7 @@ def test_a_worker_sees_no_files_and_no_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SECRET", "key")
     template = ChatTemplate("limits of {{ messages[0].content }}")
     template.render(MESSAGE)
-    pid = next(pid for pid, worker in _workers().items() if worker.serves[0] == template.source)
+    pid = next(pid for pid, (source, _) in _workers().items() if source == template.source)
     assert b"SECRET" not in Path(f"/proc/{pid}/environ").read_bytes()
     assert len([*Path(f"/proc/{pid}/fd").iterdir()]) == 3
     limits = {
@@ -223,7 +225,7 @@ def test_a_worker_ends_with_its_parent() -> None:
 from glassloop.text import renderer
 from glassloop.text.chat import ChatTemplate
 ChatTemplate("x").render([{"role": "user", "content": "x"}])
-print(*[worker.child.pid for worker in renderer._pool._workers], flush=True)
+print(*[child.pid for child in renderer._pool.children], flush=True)
 import os; os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -251,7 +253,7 @@ def test_a_slow_template_does_not_hold_up_another() -> None:
         ended.append(str(error.value))
 
     def rendering() -> list[int]:
-        return [pid for pid, worker in _workers().items() if worker.serves[1].seconds == 60]
+        return [pid for pid, (_, limits) in _workers().items() if limits.seconds == 60]
 
     def kill() -> bool:
         for pid in rendering():
@@ -361,7 +363,9 @@ def test_a_date_of_a_very_large_width_ends() -> None:
 def test_a_warm_template_has_its_worker() -> None:
     template = ChatTemplate("warm {{ messages[0].content }}")
     template.warm()
-    wait_until(lambda: any(worker.serves[0] == template.source for worker in renderer._pool._idle))
+    wait_until(
+        lambda: any(renderer._pool.children[child][0] == template.source for child in renderer._pool._idle)
+    )
     before = set(_workers())
     assert template.render(MESSAGE) == "warm x" and set(_workers()) == before
     ChatTemplate("{% if %}").warm()  # what is wrong is told when it is rendered

@@ -22,14 +22,8 @@ from numpy.typing import NDArray
 
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
-from glassloop.decode.trial import (
-    TOO_MUCH,
-    TOO_SLOW,
-    Trials,
-    TrialVocabulary,
-    compile_grammar,
-    make_tokenizer,
-)
+from glassloop.decode.trial import TOO_MUCH, Trials
+from glassloop.decode.trial_worker import TOO_SLOW, TrialVocabulary, compile_grammar, make_tokenizer
 from glassloop.errors import SamplingError
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.util.shown import printable
@@ -101,9 +95,9 @@ class _Budget:
     longer with each token, and all requests in the batch wait for it. The longest time is not counted: a
     virtual machine may count time as the processor's in which it stood still.
 
-    It is time because llguidance does not tell how many steps it took; only those of one token are limited,
-    by `trial.LIMITS`. So whether a request ends with this error may depend on the machine; its tokens never
-    do."""
+    It is time because llguidance does not report how many steps it took; only the steps of one token are
+    limited, by `trial_worker.LIMITS`. So whether a request ends with this error may depend on the machine;
+    its tokens never do."""
 
     def __init__(self) -> None:
         self._left = _AT_ONCE

@@ -20,7 +20,7 @@ from glassloop.evaluate.builtin import rows
 from glassloop.evaluate.task import EvaluationTask, TaskError, TaskItem
 from glassloop.search.extract import find_extractor
 from glassloop.search.verdict import Verdict, Verifier
-from glassloop.text.chat import TemplateLimits
+from glassloop.text.template_worker import TemplateLimits
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import shown
 

@@ -9,29 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from glassloop.errors import TextError
+from glassloop.text.template_worker import TemplateLimits
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import shown
 
 # Appended to the message to be continued while the template runs; the text is cut there. Its trailing space
 # shows whether the template trims messages.
 _HERE = "\u2403continue-here\u2403 "
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateLimits:
-    """What a chat template may use."""
-
-    source: int = 100_000  # characters of the template; the largest in use have some 20,000
-    text: int = 8_000_000  # characters of the result
-    seconds: float = 5.0  # to compile it, and for each rendering
-    memory: int = 256 << 20  # bytes of address space, Python's own 25 MB included
 
 
 class ChatTemplate(NamedTuple):

@@ -7,22 +7,19 @@ worker serves one template and stays for the next rendering, so templates cannot
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
+import resource  # noqa: F401  (chat.py reports a system that does not have it)
 import signal
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from threading import Condition
 from typing import Any
 
 from glassloop.errors import TextError
-from glassloop.text.chat import TemplateLimits
-from glassloop.text.template_worker import ENDED, TEXT
+from glassloop.text.template_worker import ENDED, TEXT, TemplateLimits
 from glassloop.util.child import Child, Patience
+from glassloop.util.child_pool import ChildPool
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 _KEPT_VARIABLES = ("TZ", "LD_LIBRARY_PATH")  # for `strftime_now`, and for Python itself to start
@@ -34,12 +31,20 @@ _MOST_OF_ONE = 2  # renderings of one template at a time, so that a slow one lea
 
 def render(source: str, values: Mapping[str, Any], limits: TemplateLimits) -> str:
     """Returns the text that a template makes of JSON-like values. Raises TextError with the reason alone."""
-    return _pool.render(source, limits, _to_json(values, limits))
+    data = _to_json(values, limits)
+    with _pool.lend(_checked(source, limits)) as worker:
+        status, text = _answer(worker, limits, data)
+        if status == ENDED:
+            raise TextError(text)
+    if status != TEXT:
+        raise TextError(text)
+    return text
 
 
 def warm(source: str, limits: TemplateLimits) -> None:
     """Starts the worker of a template, so that its first rendering is as quick as the others."""
-    _pool.render(source, limits, None)
+    with _pool.lend(_checked(source, limits)):
+        pass
 
 
 def _to_json(values: Mapping[str, Any], limits: TemplateLimits) -> bytes:
@@ -65,130 +70,65 @@ def _plain(value: object) -> object:
     raise TypeError(f"it holds a {type(value).__name__}")
 
 
-class _Worker:
-    """A process that has compiled one template."""
+# ── workers ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def __init__(self, source: str, limits: TemplateLimits) -> None:
-        self.serves = (source, limits)
-        self.ready = False  # to render
-        self._seconds, self._most = limits.seconds, 4 * limits.text + 4096  # bytes of an answer
-        env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        try:
-            self.child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], env)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise TextError(f"{_NOT_STARTED}: {reason}") from None
-        setup = asdict(limits) | {"source": source, "path": [str(Path(path).absolute()) for path in sys.path]}
-        try:
-            if self._receive(Patience(_SECONDS_TO_START), json.dumps(setup).encode()) is None:
-                raise TextError(_NOT_STARTED)
-            self._answer()  # to the compilation
-        except BaseException:
-            self.child.end()
-            raise
 
-    def render(self, values: bytes) -> str:
-        self.ready = False
-        return self._answer(values)
+def _checked(source: str, limits: TemplateLimits) -> tuple[str, TemplateLimits]:
+    if len(source) > limits.source:
+        raise TextError(f"has {len(source)} characters; at most {limits.source} are expected")
+    return source, limits
 
-    def _answer(self, data: bytes | None = None) -> str:
-        answer = self._receive(Patience(self._seconds), data)
-        if answer is None:
-            raise TextError(self._cause_of_death())
-        status, text = answer[0], answer[1:].decode("utf-8", "surrogatepass")
-        self.ready = status != ENDED
+
+def _start(template: tuple[str, TemplateLimits]) -> Child:
+    """Returns a process that has compiled a template."""
+    source, limits = template
+    env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    try:
+        worker = Child(_SCRIPT, env)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TextError(f"{_NOT_STARTED}: {reason}") from None
+    path = [str(Path(each).absolute()) for each in sys.path]
+    setup = {**limits._asdict(), "source": source, "path": path}
+    try:
+        if _receive(worker, limits, Patience(_SECONDS_TO_START), json.dumps(setup).encode()) is None:
+            raise TextError(_NOT_STARTED)
+        status, text = _answer(worker, limits)  # to the compilation
         if status != TEXT:
             raise TextError(text)
-        return text
-
-    def _receive(self, patience: Patience, data: bytes | None) -> bytes | None:
-        """Returns the next message of the worker, after sending it some data; None if it has ended."""
-        try:
-            if data is not None:
-                self.child.send(data, patience)
-            return self.child.receive(patience, self._most)
-        except TimeoutError:
-            raise TextError(self._too_slow()) from None
-        except ValueError:
-            raise TextError("makes too long a text") from None
-
-    def _cause_of_death(self) -> str:
-        code = self.child.wait()
-        if code == -signal.SIGXCPU:
-            return self._too_slow()
-        return "is nested too deeply" if code == -signal.SIGSEGV else "needs too much memory"
-
-    def _too_slow(self) -> str:
-        return f"takes more than {self._seconds:g} seconds"
+    except BaseException:
+        worker.end()
+        raise
+    return worker
 
 
-class _Pool:
-    """The workers of all templates. Threads share it."""
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []  # idle longest first
-        self._busy: Counter[tuple[str, TemplateLimits]] = Counter()  # renderings of each template
-
-    def render(self, source: str, limits: TemplateLimits, values: bytes | None) -> str:
-        """Renders on an idle worker of this template or a new one. Without values, only starts the worker."""
-        if len(source) > limits.source:
-            raise TextError(f"has {len(source)} characters; at most {limits.source} are expected")
-        worker = self._take(source, limits)
-        try:
-            if worker is None:
-                worker = _Worker(source, limits)
-                self._workers.add(worker)
-            return "" if values is None else worker.render(values)
-        finally:
-            self._give_back(source, limits, worker)
-
-    def _take(self, source: str, limits: TemplateLimits) -> _Worker | None:
-        """Returns an idle worker of this template, or None if the caller is to start one."""
-        serves, surplus = (source, limits), None
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._busy[serves] < _MOST_OF_ONE and self._busy.total() < _MOST_WORKERS
-            )
-            self._busy[serves] += 1
-            worker = next((each for each in reversed(self._idle) if each.serves == serves), None)
-            if worker is not None:
-                self._idle.remove(worker)
-            elif self._idle and len(self._idle) + self._busy.total() > _MOST_WORKERS:
-                surplus = self._idle.pop(0)
-        if surplus is not None:
-            self._end(surplus)
-        if worker is not None and not worker.child.alive():  # it was killed
-            self._end(worker)
-            return None
-        return worker
-
-    def _give_back(self, source: str, limits: TemplateLimits, worker: _Worker | None) -> None:
-        if worker is not None and not worker.ready:
-            self._end(worker)
-        with self._changed:
-            self._busy[source, limits] -= 1
-            if not self._busy[source, limits]:
-                del self._busy[source, limits]
-            if worker is not None and worker.ready:
-                self._idle.append(worker)
-            self._changed.notify_all()
-
-    def _end(self, worker: _Worker) -> None:
-        self._workers.discard(worker)
-        worker.child.end()
-
-    def close(self) -> None:
-        self._idle.clear()
-        for worker in list(self._workers):
-            self._end(worker)
-
-    def forget(self) -> None:
-        """Starts afresh in a fork of this process: the workers are the parent's, and the lock may be held."""
-        self.__init__()  # type: ignore[misc]
+def _answer(worker: Child, limits: TemplateLimits, data: bytes | None = None) -> tuple[int, str]:
+    """Returns the status and the text of the worker's next answer, after sending it some data."""
+    answer = _receive(worker, limits, Patience(limits.seconds), data)
+    if answer is None:
+        raise TextError(_cause_of_death(worker.wait(), limits))
+    return answer[0], answer[1:].decode("utf-8", "surrogatepass")
 
 
-_pool = _Pool()
-atexit.register(_pool.close)
-os.register_at_fork(after_in_child=_pool.forget)
+def _receive(worker: Child, limits: TemplateLimits, patience: Patience, data: bytes | None) -> bytes | None:
+    try:
+        if data is not None:
+            worker.send(data, patience)
+        return worker.receive(patience, 4 * limits.text + 4096)
+    except TimeoutError:
+        raise TextError(_too_slow(limits)) from None
+    except ValueError:
+        raise TextError("makes too long a text") from None
+
+
+def _cause_of_death(code: int, limits: TemplateLimits) -> str:
+    if code == -signal.SIGXCPU:
+        return _too_slow(limits)
+    return "is nested too deeply" if code == -signal.SIGSEGV else "needs too much memory"
+
+
+def _too_slow(limits: TemplateLimits) -> str:
+    return f"takes more than {limits.seconds:g} seconds"
+
+
+_pool = ChildPool(_start, _MOST_WORKERS, _MOST_OF_ONE)

@@ -1,40 +1,51 @@
 """Renders one chat template in a process of its own, with hard limits on memory, time and files.
 
-`renderer.py` starts this file as a script and talks to it by the messages of `util/child.py`: first the
-set-up, then the values of each rendering, both as JSON. An answer is a status of one byte, and text. It
-imports only Jinja and the standard library, so that it starts quickly.
+This file is the script of a child process that `renderer.py` starts (see `util/child.py`). The first message
+is the set-up, each later one has the values of a rendering, both as JSON. An answer is a status of one byte,
+and text. It imports only Jinja and the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import resource
-import struct
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-_SIZE = struct.Struct("<I")  # of a message
+if TYPE_CHECKING:
+    from glassloop.util.child_main import Parent
+
 TEXT, FAILED, ENDED = 0, 1, 2  # rendered; an error; an error after which this process is of no more use
 
 
-def _serve() -> None:
-    setup = json.loads(_read_message())
+class TemplateLimits(NamedTuple):
+    """What a chat template may use."""
+
+    source: int = 100_000  # characters of the template; the largest in use have some 20,000
+    text: int = 8_000_000  # characters of the result
+    seconds: float = 5.0  # to compile it, and for each rendering
+    memory: int = 256 << 20  # bytes of address space, Python's own 25 MB included
+
+
+def serve(parent: Parent) -> None:
+    def answer(status: int, text: str) -> None:
+        parent.send(bytes([status]) + text.encode("utf-8", "surrogatepass"))
+
+    setup = json.loads(parent.receive())
     sys.path[:] = setup["path"]
     environment = _environment()
     _set_limits(setup["memory"])
-    _answer(TEXT, "")  # from here on, failures are the template's
+    answer(TEXT, "")  # from here on, failures are the template's
 
     seconds, most = setup["seconds"], setup["text"]
     status, template = _attempt(seconds, environment.from_string, setup["source"])
     if status != TEXT:
-        _answer(ENDED, template)
+        answer(ENDED, template)
         return
-    _answer(TEXT, "")
+    answer(TEXT, "")
     while status != ENDED:
-        status, text = _attempt(seconds, _render, template, _read_message(), most)
-        _answer(status, text)
+        status, text = _attempt(seconds, _render, template, parent.receive(), most)
+        answer(status, text)
 
 
 def _attempt(seconds: float, work: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
@@ -78,6 +89,8 @@ def _describe(error: Exception) -> str:
 
 def _set_limits(memory: int) -> None:
     """Forbids files and processes, and limits the address space to `memory` bytes where the system can."""
+    import resource
+
     if sys.platform != "darwin":  # macOS refuses a limit of the address space
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for limit, most in (
@@ -92,6 +105,8 @@ def _set_limits(memory: int) -> None:
 def _allow_time(seconds: float) -> None:
     """Limits CPU time. The parent ends a slow rendering itself; this one holds if the parent has died. It is
     generous, as a virtual machine may count time as the processor's in which it stood still."""
+    import resource
+
     spent = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(spent.ru_utime + spent.ru_stime + seconds) + 30
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
@@ -140,28 +155,3 @@ def _environment() -> Any:
     # What Jinja and the C library load at first use.
     environment.from_string("{{ strftime_now('%c') | wordwrap | pprint }}").render()
     return environment
-
-
-def _read_message() -> bytes:
-    return _read(_SIZE.unpack(_read(_SIZE.size))[0])
-
-
-def _read(size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = os.read(0, min(size - len(data), 1 << 20))
-        if not chunk:  # the parent has ended or closed the pipe
-            os._exit(0)
-        data += chunk
-    return bytes(data)
-
-
-def _answer(status: int, text: str) -> None:
-    data = bytes([status]) + text.encode("utf-8", "surrogatepass")
-    rest = memoryview(_SIZE.pack(len(data)) + data)
-    while rest:
-        rest = rest[os.write(1, rest) :]
-
-
-if __name__ == "__main__":
-    _serve()

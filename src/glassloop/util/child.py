@@ -1,8 +1,8 @@
 """A child process for work that may hang, crash or fill the memory: messages over pipes, in a limited time.
 
-A message is its size in four bytes, and then that many bytes. The child's program reads messages from its
-standard input and answers on its standard output; it ends when its input does, so no child outlives its
-parent.
+A message is its size in four bytes, and then that many bytes. The child runs `child_main.py`, which reads
+messages from its standard input and writes answers to its standard output; it ends when its input does, so no
+child outlives its parent. `child_pool.py` shares children between threads.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import select
 import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from struct import Struct
 
+_MAIN = Path(__file__).with_name("child_main.py")
 _SIZE = Struct("<I")
 _SLICE = 0.1  # seconds for which a pipe is waited for at a time
 _ALIVE: weakref.WeakSet[Child] = weakref.WeakSet()
@@ -41,12 +44,14 @@ class Patience:
 
 
 class Child:
-    """A child process, for one thread at a time. Raises `OSError` or `ValueError` if it cannot be started,
-    and `TimeoutError` if it exceeds the patience of its caller."""
+    """A child process, for one thread at a time. `script` is a file that defines `serve(parent)`, and `flags`
+    are those of the interpreter; by default the script can import the standard library alone. Raises
+    `OSError` or `ValueError` if the process cannot be started, and `TimeoutError` if it exceeds the patience
+    of its caller."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, script: Path, env: Mapping[str, str], flags: Sequence[str] = ("-I", "-S")) -> None:
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, *flags, str(_MAIN), str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -99,6 +104,11 @@ class Child:
                 if size > most:
                     raise ValueError(f"an answer of {size} bytes; at most {most} are expected")
         return bytes(data[_SIZE.size :])
+
+    def ask(self, data: bytes, patience: Patience, most: int) -> bytes | None:
+        """Sends a message and returns the answer, as `receive` does."""
+        self.send(data, patience)
+        return self.receive(patience, most)
 
     def wait(self) -> int:
         """Returns the exit status of a child that has ended or is about to."""

@@ -1,10 +1,9 @@
-"""Compiles and searches regular expressions in a process of its own, which `patterns.py` starts as a script
-and may end.
+"""Compiles and searches regular expressions in a process of its own, which `patterns.py` may end.
 
-A message is a JSON list of a pattern, a text, and what is wanted: "valid" if the pattern is only compiled,
-the "first" or the "last" match, or "any" if only whether there is one. The answer is a JSON list: what is
-wrong with the pattern or null, and the match, or true or false. It imports only the standard library, so that
-it starts quickly.
+This file is the script of a child process (see `util/child.py`). A message is a JSON list of a pattern, a
+text, and what is wanted: "valid" if the pattern is only compiled, the "first" or the "last" match, or "any"
+if only whether there is one. The answer is a JSON list: what is wrong with the pattern or null, and the
+match, or true or false. It imports only the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -13,27 +12,28 @@ import json
 import os
 import re
 import resource
-import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_SIZE = struct.Struct("<I")
-_MEMORY = 1 << 29
+if TYPE_CHECKING:
+    from glassloop.util.child_main import Parent
+
+_MEMORY = 1 << 29  # bytes of address space
 _NICE = 5  # below the engine: patterns of users must not slow down the tokens of others
 
 
-def _serve() -> None:
+def serve(parent: Parent) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
-    _write(b"ready")
+    parent.send(b"ready")
     while True:
-        pattern, text, wanted = json.loads(_read(_SIZE.unpack(_read(_SIZE.size))[0]))
+        pattern, text, wanted = json.loads(parent.receive())
         try:
             compiled = re.compile(pattern, re.MULTILINE)
         except (re.error, RecursionError, OverflowError) as error:
-            _write(json.dumps([str(error), None]).encode())
+            parent.send(json.dumps([str(error), None]).encode())
             continue
-        _write(json.dumps([None, _find(compiled, text, wanted)]).encode())
+        parent.send(json.dumps([None, _find(compiled, text, wanted)]).encode())
 
 
 def _find(compiled: re.Pattern[str], text: str, wanted: str) -> Any:
@@ -46,23 +46,3 @@ def _find(compiled: re.Pattern[str], text: str, wanted: str) -> Any:
     if wanted == "any":
         return last is not None
     return None if last is None else last.group(1 if compiled.groups else 0)
-
-
-def _read(size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = os.read(0, min(size - len(data), 1 << 20))
-        if not chunk:
-            os._exit(0)
-        data += chunk
-    return bytes(data)
-
-
-def _write(data: bytes) -> None:
-    rest = memoryview(_SIZE.pack(len(data)) + data)
-    while rest:
-        rest = rest[os.write(1, rest) :]
-
-
-if __name__ == "__main__":
-    _serve()

@@ -2,7 +2,7 @@
 compile, others to search some texts.
 
 `find_last` and `find_first` are for extractors, `is_found` is for verifiers. A few worker processes serve one
-pattern after the other; one that exceeds its time is ended and replaced. All of them take an `until`: the
+pattern after the other; one that exceeds its time is ended and replaced. All functions take an `until`: the
 deadline of the caller.
 """
 
@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Lock
 from typing import Any
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError
 from glassloop.util.child import Child, Patience
+from glassloop.util.child_pool import ChildPool
 from glassloop.util.shown import shown
 
 LONGEST_PATTERN = 2000  # characters
@@ -35,25 +31,25 @@ _MOST = 1 << 22  # bytes of an answer
 
 def is_found(pattern: str, text: str, until: Deadline | None = None) -> bool:
     """Returns whether a pattern matches somewhere in a text. Raises as `find_last`."""
-    return _workers.ask(_short(pattern), text, "any", until) is True
+    return _ask(_short(pattern), text, "any", until) is True
 
 
 def find_last(pattern: str, text: str, until: Deadline | None = None) -> str | None:
     """Returns the last match of a pattern, or its first group if it has groups; None if there is none. Raises
     GlassloopError for a pattern that is invalid or takes more than two seconds, `TimedOut` or `Cancelled` if
     no time is left, and `Busy` if other patterns take all of it."""
-    return _text(_workers.ask(_short(pattern), text, "last", until))
+    return _text(_ask(_short(pattern), text, "last", until))
 
 
 def find_first(pattern: str, text: str, until: Deadline | None = None) -> str | None:
     """Returns the first match, as `find_last` the last."""
-    return _text(_workers.ask(_short(pattern), text, "first", until))
+    return _text(_ask(_short(pattern), text, "first", until))
 
 
 def find_option(pattern: str, text: str, which: str, until: Deadline | None = None) -> str | None:
     """Returns the "first" or "last" match of a pattern that is made of options, however long it is."""
     try:
-        return _text(_workers.ask(pattern, text, which, until))
+        return _text(_ask(pattern, text, which, until))
     except GlassloopError as error:
         if error.field != "regex":
             raise
@@ -63,7 +59,7 @@ def find_option(pattern: str, text: str, which: str, until: Deadline | None = No
 
 def check_pattern(pattern: str, until: Deadline | None = None) -> None:
     """Raises GlassloopError if a pattern is not a regular expression, or takes too long to compile."""
-    _workers.ask(_short(pattern), "", "valid", until)
+    _ask(_short(pattern), "", "valid", until)
 
 
 def pattern_seconds(until: Deadline | None, what: str) -> Deadline:
@@ -81,99 +77,44 @@ def _short(pattern: str) -> str:
     return pattern
 
 
-def _text(found: object) -> str | None:
-    return found if isinstance(found, str) else None
+def _text(match: object) -> str | None:
+    return match if isinstance(match, str) else None
 
 
-class _Turns:
-    """Places that threads take in the order in which they ask for one: who gives one back and asks again is
-    the last."""
-
-    def __init__(self, places: int) -> None:
-        self._free = places
-        self._lock = Lock()
-        self._waiting: deque[Event] = deque()
-
-    def take(self, seconds: float) -> bool:
-        """Takes a place; returns False if there is none within this time."""
-        with self._lock:
-            if self._free:
-                self._free -= 1
-                return True
-            turn = Event()
-            self._waiting.append(turn)
-        if turn.wait(seconds):
-            return True
-        with self._lock:
-            if turn.is_set():
-                return True
-            self._waiting.remove(turn)
-            return False
-
-    def give_back(self) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().set()
-            else:
-                self._free += 1
-
-
-class _Workers:
-    """The processes that search; each is started when it is first needed. Threads share them."""
-
-    def __init__(self) -> None:
-        self._places = _Turns(_WORKERS)
-        self._idle: list[Child] = []
-
-    def ask(self, pattern: str, text: str, wanted: str, until: Deadline | None) -> Any:
-        """Returns the match of a pattern, or whether there is one."""
-        data = json.dumps([pattern, text, wanted]).encode()
-        with self._worker(until) as child:
-            answer = _send(child, data, pattern, until)
-        error, found = json.loads(answer)
-        if error is not None:
-            problem = f"is {shown(pattern)}; a regular expression is expected ({error})"
-            raise GlassloopError.about("regex", problem)
-        return found
-
-    @contextmanager
-    def _worker(self, until: Deadline | None) -> Iterator[Child]:
-        """Lends a process, which is ended if it fails its user."""
+def _ask(pattern: str, text: str, wanted: str, until: Deadline | None) -> Any:
+    """Returns the match of a pattern, or whether there is one."""
+    if until is not None:
+        until.check()
+    data = json.dumps([pattern, text, wanted]).encode()
+    seconds = _SECONDS_TO_WAIT if until is None else min(_SECONDS_TO_WAIT, until.left)
+    try:
+        with _pool.lend(None, seconds) as worker:
+            answer = _answer(worker, data, pattern, until)
+    except TimeoutError:
         if until is not None:
             until.check()
-        seconds = _SECONDS_TO_WAIT if until is None else min(_SECONDS_TO_WAIT, until.left)
-        if not self._places.take(seconds):
-            if until is not None:
-                until.check()
-            raise Busy("other patterns are searched, for too long; try again later")
-        try:
-            child = self._idle.pop() if self._idle else _start()
-            child = child if child.alive() else _start()
-            try:
-                yield child
-            except BaseException:
-                child.end()
-                raise
-            self._idle.append(child)
-        finally:
-            self._places.give_back()
+        raise Busy("other patterns are searched, for too long; try again later") from None
+    error, match = json.loads(answer)
+    if error is not None:
+        problem = f"is {shown(pattern)}; a regular expression is expected ({error})"
+        raise GlassloopError.about("regex", problem)
+    return match
 
 
-def _start() -> Child:
-    child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], {"PATH": os.environ.get("PATH", "")})
+def _start(_: None) -> Child:
+    worker = Child(_SCRIPT, {"PATH": os.environ.get("PATH", "")})
     try:
-        child.receive(Patience(_SECONDS_TO_START), 64)  # "ready"
+        worker.receive(Patience(_SECONDS_TO_START), 64)  # "ready"
     except TimeoutError:
-        child.end()
+        worker.end()
         raise GlassloopError.about("regex", "cannot be searched: its process does not start") from None
-    return child
+    return worker
 
 
-def _send(child: Child, data: bytes, pattern: str, until: Deadline | None) -> bytes:
+def _answer(worker: Child, data: bytes, pattern: str, until: Deadline | None) -> bytes:
     patience = Patience(SECONDS if until is None else min(SECONDS, until.left))
     try:
-        child.send(data, patience)
-        answer = child.receive(patience, _MOST)
+        answer = worker.ask(data, patience, _MOST)
     except (TimeoutError, ValueError):
         answer = None
     if answer is None:
@@ -184,5 +125,4 @@ def _send(child: Child, data: bytes, pattern: str, until: Deadline | None) -> by
     return answer
 
 
-_workers = _Workers()
-os.register_at_fork(after_in_child=_workers.__init__)  # type: ignore[misc]
+_pool = ChildPool(_start, _WORKERS)

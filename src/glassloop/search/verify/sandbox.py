@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,7 +24,7 @@ _SCRIPT = Path(__file__).with_name("sandbox_child.py")
 _SECONDS_TO_START = 30.0  # on a busy machine; the program does not run yet
 LONGEST_PROGRAM = 1 << 20  # characters
 _LEAST_SECONDS = 0.01
-_MOST_TOLD = 2000  # characters of what a program says
+_MOST_SHOWN = 2000  # characters of what a program says
 
 
 @dataclass(frozen=True)
@@ -88,19 +87,18 @@ def check_available() -> None:
 
 def _start(task: dict[str, Any], limits: SandboxLimits) -> Child:
     try:
-        child = Child([sys.executable, "-I", "-S", str(_SCRIPT)], {"PATH": os.defpath, "LANG": "C.UTF-8"})
+        child = Child(_SCRIPT, {"PATH": os.defpath, "LANG": "C.UTF-8"})
     except OSError as error:
         raise GlassloopError(f"the sandbox cannot be started: {error.strerror}") from None
     patience = Patience(_SECONDS_TO_START)
     try:
-        child.send(json.dumps(task).encode("utf-8", "surrogatepass"), patience)
-        answer = child.receive(patience, 4096)
-        told = {} if answer is None else json.loads(answer)
+        answer = child.ask(json.dumps(task).encode("utf-8", "surrogatepass"), patience, 4096)
+        report = {} if answer is None else json.loads(answer)
     except (TimeoutError, ValueError):
-        told = {}
-    if not told.get("ready"):
+        report = {}
+    if not report.get("ready"):
         child.end()
-        reason = told.get("refused", "its process does not answer")
+        reason = report.get("refused", "its process does not answer")
         raise GlassloopError(f"programs are run only in a sandbox, and there is none here: {reason}")
     return child
 
@@ -115,14 +113,14 @@ def _outcome(child: Child, limits: SandboxLimits) -> SandboxOutcome:
     if answer is None:
         return SandboxOutcome((), _cause_of_death(child.wait(), limits))
     try:
-        told = json.loads(answer)
+        report = json.loads(answer)
         results = tuple(
-            printable(each, _MOST_TOLD) if isinstance(each, str) else each
-            for each in told["results"]
+            printable(each, _MOST_SHOWN) if isinstance(each, str) else each
+            for each in report["results"]
             if isinstance(each, (bool, int, float, str))
         )
-        failed = None if told["failed"] is None else printable(str(told["failed"]), _MOST_TOLD)
-        return SandboxOutcome(results, failed, printable(str(told["printed"]), _MOST_TOLD))
+        failed = None if report["failed"] is None else printable(str(report["failed"]), _MOST_SHOWN)
+        return SandboxOutcome(results, failed, printable(str(report["printed"]), _MOST_SHOWN))
     except (ValueError, KeyError, TypeError, RecursionError):
         return SandboxOutcome((), "it writes to where it must not")
 

@@ -1,9 +1,9 @@
 """The sandbox from the inside: a script that gives up its rights and then runs a program that it is sent.
 
-`sandbox.py` starts it. Before the program runs, the process takes limits on memory, CPU time and files, a
-Landlock rule set that leaves it only Python's own library to read, if the kernel has that, and a seccomp
-filter that allows the system calls of plain computing and no others: no process, no socket, no file that is
-opened for writing. It imports only the standard library.
+`sandbox.py` starts it as a child process (see `util/child.py`). Before the program runs, the process takes
+limits on memory, CPU time and files, a Landlock rule set that leaves it only Python's own library to read, if
+the kernel has that, and a seccomp filter that allows the system calls of plain computing and no others: no
+process, no socket, no file that is opened for writing. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import resource
 import struct
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_SIZE = struct.Struct("<I")
+if TYPE_CHECKING:
+    from glassloop.util.child_main import Parent
+
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_FILTER = 1, 38, 22, 2
 _SIGKILL, _EPERM = 9, 1
 
@@ -204,46 +206,28 @@ def _told(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _serve() -> None:
-    task = json.loads(_read(_SIZE.unpack(_read(_SIZE.size))[0]))
+def serve(parent: Parent) -> None:
+    def answer(value: object) -> None:
+        parent.send(json.dumps(value).encode("utf-8", "surrogatepass"))
+
+    task = json.loads(parent.receive())
     import decimal  # noqa: F401  # imported before the filter, as what programs use most
     import fractions  # noqa: F401
     import random  # noqa: F401
     import re  # noqa: F401
 
-    answers = os.dup(1)
+    parent.answers = os.dup(1)  # what the program itself prints must not get there
     nothing = os.open(os.devnull, os.O_WRONLY)
     for place in (0, 1):
         os.dup2(nothing, place)
     try:
         _enclose(task["memory"], task["seconds"])
     except (OSError, ValueError) as error:
-        _write(answers, {"refused": str(getattr(error, "strerror", None) or error)})
+        answer({"refused": str(getattr(error, "strerror", None) or error)})
         return
-    _write(answers, {"ready": True})
+    answer({"ready": True})
     printed = _Output(task["output"])
     with redirect_stdout(printed), redirect_stderr(printed):
-        made = _run(task)
-    _write(answers, {**made, "printed": printed.getvalue()})
+        outcome = _run(task)
+    answer({**outcome, "printed": printed.getvalue()})
     os._exit(0)
-
-
-def _read(size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = os.read(0, min(size - len(data), 1 << 20))
-        if not chunk:
-            os._exit(0)
-        data += chunk
-    return bytes(data)
-
-
-def _write(place: int, value: object) -> None:
-    data = json.dumps(value).encode("utf-8", "surrogatepass")
-    rest = memoryview(_SIZE.pack(len(data)) + data)
-    while rest:
-        rest = rest[os.write(place, rest) :]
-
-
-if __name__ == "__main__":
-    _serve()
