@@ -11,7 +11,7 @@ import pytest
 from attacks.harness import Server, serving
 from starlette.requests import Request
 
-from glassloop.server.operation.clients import COOKIE, client_of, offered_keys, remember_key
+from glassloop.server.http.clients import COOKIE, client_of, offered_keys, remember_key
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from glassloop import LLM, Sampling, Store
 from glassloop.engine.lens import NAMES
 from glassloop.record.format.glass_file import to_bytes
-from glassloop.server.operation.access import AccessControl
+from glassloop.server.http.access import AccessControl
 
 SECRET = "Zebra 7741 Quartz"
 LETTERS = {"allowed_token_ids": [ord(letter) for letter in "abc"], "seed": 1}

@@ -23,8 +23,8 @@ from glassloop import LLM, Sampling
 from glassloop.cluster.engine import ClusterEngine
 from glassloop.record.format.glass_file import from_bytes
 from glassloop.server.app import make_app
+from glassloop.server.http.clients import client_of, remember_key
 from glassloop.server.many_models import ManyModels
-from glassloop.server.operation.clients import client_of, remember_key
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.service import Service

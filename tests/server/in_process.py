@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from glassloop import LLM
 from glassloop.server.app import make_app
-from glassloop.server.operation.access import AccessControl
+from glassloop.server.http.access import AccessControl
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.runs.storage import RunStorage

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from glassloop.engine.thread import Busy
-from glassloop.server.errors import APIError
-from glassloop.server.openai.chat import ChatBody
+from glassloop.server.http.bodies import MOST_CONTAINERS, Bodies, is_json, parse
+from glassloop.server.http.errors import APIError
+from glassloop.server.http.streaming import to_json_in_pieces
+from glassloop.server.openai.chat_choices import ChatBody
 from glassloop.server.openai.completions import CompletionBody
 from glassloop.server.openai.embeddings import EmbeddingBody
 from glassloop.server.openai.responses import ResponsesBody
 from glassloop.server.openai.tokens import DetokenizeBody, TokenizeBody
-from glassloop.server.operation.bodies import MOST_CONTAINERS, Bodies, is_json, parse
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.workers import Pools, Workers
-from glassloop.server.runs.routes import ForkBody, StartBody, StepBody, TextForkBody
-from glassloop.server.streaming import to_json_in_pieces
+from glassloop.server.studio.runs import ForkBody, StartBody, StepBody, TextForkBody
 
 BODIES = (
     ChatBody,

@@ -15,8 +15,8 @@ from functools import partial
 import pytest
 import uvicorn
 
-from glassloop.server.operation.alarm import Alarm
-from glassloop.server.operation.connection import ClientConnection, ConnectionLimits
+from glassloop.server.http.alarm import Alarm
+from glassloop.server.http.connection import ClientConnection, ConnectionLimits
 
 LIMITS = ConnectionLimits(
     header_bytes=2000, request_bytes=5000, request_seconds=0.5, stalled_seconds=0.5, connections=4

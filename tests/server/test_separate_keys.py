@@ -22,9 +22,9 @@ from glassloop.record.format.glass_file import to_bytes
 from glassloop.server.many_models import ManyModels
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import ServerSettings
-from glassloop.server.runs import import_export
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.service import Service
+from glassloop.server.studio import import_export
 from server.in_process import KEYS, Client, place, serving
 
 SECRET = "Zebra 7741 Quartz"

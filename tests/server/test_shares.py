@@ -17,19 +17,19 @@ from glassloop.engine.thread import Busy
 from glassloop.record.store.database import Stop
 from glassloop.record.store.listing import Listing
 from glassloop.server.app import make_app
-from glassloop.server.errors import APIError
+from glassloop.server.http.clients import SharedPlaces
+from glassloop.server.http.errors import APIError
 from glassloop.server.openai.completions import CompletionBody
 from glassloop.server.openai.responses import ResponsesBody
-from glassloop.server.operation.clients import SharedPlaces
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.workers import Workers
-from glassloop.server.runs import routes
-from glassloop.server.runs.editing import InfillBody, RepairBody
 from glassloop.server.runs.index import RunIndex
-from glassloop.server.runs.routes import StartBody, TextForkBody
 from glassloop.server.runs.state import Event, Hub, TreeState
 from glassloop.server.service import Service, is_constrained
+from glassloop.server.studio import runs as routes
+from glassloop.server.studio.edits import InfillBody, RepairBody
+from glassloop.server.studio.runs import StartBody, TextForkBody
 
 
 async def _until(condition) -> None:

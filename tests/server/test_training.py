@@ -9,7 +9,7 @@ import pytest
 
 from glassloop.errors import GlassloopError
 from glassloop.server.operation.settings import ServerSettings
-from glassloop.server.operation.training import _curves, _folders, _last_points, _summary
+from glassloop.server.studio.training import _curves, _folders, _last_points, _summary
 from glassloop.train.curves import Curves
 from glassloop.train.run_folder import RunFolder
 

@@ -22,9 +22,9 @@ from text.small import (
 from tokenizers import Regex, pre_tokenizers
 
 from glassloop.errors import TextError
-from glassloop.text.patterns import complaint
 from glassloop.text.pipeline import Pipeline, Ready
 from glassloop.text.pretokenizers import CL100K, GGUF_RULES, O200K
+from glassloop.text.readers.split_patterns import complaint
 from glassloop.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.ggml."

@@ -5,17 +5,26 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from glassloop.server import errors
+from glassloop.server.http import errors
+from glassloop.server.http.access import AccessControl
 from glassloop.server.openai import chat, completions, embeddings, kept_responses, models, responses, tokens
-from glassloop.server.operation import api_docs, health, static_pages, training
-from glassloop.server.operation.access import AccessControl
-from glassloop.server.runs import diffusing, editing, import_export, inspection, routes, searching
+from glassloop.server.operation import api_docs, health
 from glassloop.server.service import Service
+from glassloop.server.studio import (
+    diffusions,
+    edits,
+    import_export,
+    inspection,
+    runs,
+    searches,
+    static_pages,
+    training,
+)
 
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
 _PARTS = (
     *(chat, completions, responses, kept_responses, embeddings, models, tokens),
-    *(inspection, import_export, routes, searching, editing, diffusing),
+    *(inspection, import_export, runs, searches, edits, diffusions),
     *(health, training, static_pages),
 )
 

@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glassloop.engine.owner import owned_by
 from glassloop.server.app import make_app
-from glassloop.server.errors import APIError
-from glassloop.server.operation.access import AccessControl
-from glassloop.server.operation.bodies import LONG_BODY, Bodies, check_size
-from glassloop.server.operation.clients import client_of
+from glassloop.server.http.access import AccessControl
+from glassloop.server.http.bodies import LONG_BODY, Bodies, check_size
+from glassloop.server.http.clients import client_of
+from glassloop.server.http.errors import APIError
+from glassloop.server.http.streaming import JSON, ClientGone
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, ClientGone
 
 _PREFIX = "/models/"
 _RUN = re.compile(r"/api/runs/([0-9a-f]{1,64})(/|$)")

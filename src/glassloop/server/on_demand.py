@@ -18,9 +18,9 @@ from glassloop.errors import GlassloopError
 from glassloop.model.config import ModelConfig
 from glassloop.ops.memory import format_bytes
 from glassloop.record.run import Run
-from glassloop.server.errors import APIError, as_api_error, shutting_down
+from glassloop.server.http.access import PROBES, path_needs_key
+from glassloop.server.http.errors import APIError, as_api_error, shutting_down
 from glassloop.server.many_models import ManyModels
-from glassloop.server.operation.access import PROBES, path_needs_key
 from glassloop.server.service import Service
 
 _MOST_WAITING = 256  # requests that wait for a model to be loaded

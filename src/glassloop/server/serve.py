@@ -21,9 +21,9 @@ from glassloop.engine.protocol import Engine
 from glassloop.errors import GlassloopError
 from glassloop.ops.memory import format_bytes
 from glassloop.server.app import make_app
+from glassloop.server.http.alarm import Alarm
+from glassloop.server.http.connection import ClientConnection, ConnectionLimits
 from glassloop.server.on_demand import Asleep
-from glassloop.server.operation.alarm import Alarm
-from glassloop.server.operation.connection import ClientConnection, ConnectionLimits
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.watchdog import Watchdog

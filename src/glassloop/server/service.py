@@ -27,18 +27,18 @@ from glassloop.record.token import TakenBack, Token
 from glassloop.search.running import Running
 from glassloop.search.solution import Solution
 from glassloop.search.solve import withdraw
-from glassloop.server.errors import APIError, as_api_error, shutting_down
-from glassloop.server.operation.bodies import Bodies
-from glassloop.server.operation.clients import SharedPlaces, client_of
+from glassloop.server.http.bodies import Bodies
+from glassloop.server.http.clients import SharedPlaces, client_of
+from glassloop.server.http.errors import APIError, as_api_error, shutting_down
+from glassloop.server.http.streaming import unless_gone
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.metrics import Metrics
 from glassloop.server.operation.settings import ServerSettings, public_name
 from glassloop.server.operation.workers import Pools, Workers
-from glassloop.server.options import Body, make_sampling
 from glassloop.server.runs.index import RunIndex
 from glassloop.server.runs.state import Event, Hub, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage
-from glassloop.server.streaming import unless_gone
+from glassloop.server.sampling_options import Body, make_sampling
 
 T = TypeVar("T")
 LoadState = Literal["loaded", "loading", "unloaded"]  # a request to a model that is not loaded waits for it

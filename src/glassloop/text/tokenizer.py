@@ -64,7 +64,7 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], name: str = "GGUF") -> Tokenizer:
         """Reads the metadata of a GGUF file, with the keys of the file ("tokenizer.ggml.tokens", …)."""
-        from glassloop.text.gguf_vocab import read_gguf
+        from glassloop.text.readers.gguf_vocab import read_gguf
 
         return cls(read_gguf(metadata, name))
 
@@ -72,21 +72,21 @@ class Tokenizer:
     def from_json_folder(cls, folder: Path, rows: int | None = None) -> Tokenizer:
         """Reads a folder with tokenizer.json and, if they exist, the files that go with it. Added tokens
         whose ids are beyond this number of rows are left out."""
-        from glassloop.text.hf_json import read_json_folder
+        from glassloop.text.readers.hf_json import read_json_folder
 
         return cls(read_json_folder(folder, rows))
 
     @classmethod
     def from_tiktoken(cls, path: Path, name: str) -> Tokenizer:
         """Reads a rank file; `name` ("cl100k_base", …) implies the word rule and the special tokens."""
-        from glassloop.text.tiktoken_ranks import read_tiktoken
+        from glassloop.text.readers.tiktoken_ranks import read_tiktoken
 
         return cls(read_tiktoken(path, name))
 
     def json_files(self) -> dict[str, str]:
         """Returns the tokenizer as the files of a folder: tokenizer.json, tokenizer_config.json and, if there
         is one, the chat template. Only byte-level vocabularies can be written."""
-        from glassloop.text.hf_json import write_json_files
+        from glassloop.text.readers.hf_json import write_json_files
 
         return write_json_files(self._parts)
 

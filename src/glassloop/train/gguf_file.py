@@ -1,4 +1,5 @@
-"""Writes GGUF files: the inverse of `model/gguf.py`, `model/config_gguf.py` and `text/gguf_vocab.py`."""
+"""Writes GGUF files: the inverse of `model/gguf.py`, `model/config_gguf.py` and
+`text/readers/gguf_vocab.py`."""
 
 from __future__ import annotations
 

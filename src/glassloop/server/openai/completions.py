@@ -16,8 +16,10 @@ from glassloop.errors import SamplingError
 from glassloop.record.run import Run
 from glassloop.record.run_name import COMPLETION
 from glassloop.record.token import Token
-from glassloop.server.errors import ERRORS, invalid
-from glassloop.server.fields import Prompts
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.body_fields import Prompts
+from glassloop.server.http.errors import ERRORS, invalid
+from glassloop.server.http.streaming import STREAMED
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
@@ -29,10 +31,8 @@ from glassloop.server.openai.generation import (
     respond,
     usage_of,
 )
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import make_sampling, options_of, prompts_of
+from glassloop.server.sampling_options import make_sampling, options_of, prompts_of
 from glassloop.server.service import Service
-from glassloop.server.streaming import STREAMED
 
 _MOST_LOGPROBS = 20
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from glassloop.errors import TextError
-from glassloop.server.fields import (
+from glassloop.server.http.body_fields import (
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOOLS,
@@ -30,7 +30,7 @@ from glassloop.server.openai.call_forms import (
     has_tools,
     write_calls,
 )
-from glassloop.server.options import Body
+from glassloop.server.sampling_options import Body
 from glassloop.server.service import Service
 from glassloop.text.chat import ChatTemplate
 from glassloop.text.tokenizer import Tokenizer

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request_maker import Prompt
-from glassloop.server.errors import ERRORS, invalid
-from glassloop.server.fields import Prompts, Whole
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import Body, prompts_of
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.body_fields import Prompts, Whole
+from glassloop.server.http.errors import ERRORS, invalid
+from glassloop.server.http.streaming import JSON
+from glassloop.server.sampling_options import Body, prompts_of
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
 
 _MOST_INPUTS = 256
 

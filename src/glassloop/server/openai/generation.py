@@ -21,14 +21,14 @@ from glassloop.engine.tasks.revise import Held
 from glassloop.errors import SamplingError
 from glassloop.record.run import Run
 from glassloop.record.token import Alternative, Token
-from glassloop.server.diffusion import DiffusionOptions, diffused
-from glassloop.server.errors import APIError, as_api_error, invalid
-from glassloop.server.fields import many
-from glassloop.server.operation.clients import client_of
-from glassloop.server.options import Body, SamplingOptions
+from glassloop.server.diffusion_options import DiffusionOptions, diffused
+from glassloop.server.http.body_fields import many
+from glassloop.server.http.clients import client_of
+from glassloop.server.http.errors import APIError, as_api_error, invalid
+from glassloop.server.http.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
 from glassloop.server.runs.state import RunState
+from glassloop.server.sampling_options import Body, SamplingOptions
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
 
 B = TypeVar("B", bound=Body)
 

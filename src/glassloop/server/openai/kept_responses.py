@@ -16,7 +16,8 @@ from starlette.responses import Response
 from glassloop.record.messages import text_of
 from glassloop.record.run import Run
 from glassloop.record.run_name import RESPONSE
-from glassloop.server.errors import ERRORS, invalid
+from glassloop.server.http.errors import ERRORS, invalid
+from glassloop.server.http.streaming import JSON
 from glassloop.server.openai.generation import run_headers, token_logprob
 from glassloop.server.openai.responses import (
     LOGPROBS,
@@ -29,10 +30,9 @@ from glassloop.server.openai.responses import (
     usage_shape,
 )
 from glassloop.server.openai.tool_calls import recorded_parts
-from glassloop.server.runs.routes import Id
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
+from glassloop.server.studio.runs import Id
 
 
 class DeletedResponse(BaseModel):

@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from glassloop.server.errors import ERRORS
+from glassloop.server.http.errors import ERRORS
 from glassloop.server.service import LoadState, Service
 
 

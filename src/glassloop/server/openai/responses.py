@@ -14,8 +14,8 @@ from starlette.responses import Response
 from glassloop.record.run import Run
 from glassloop.record.run_name import MESSAGE, RESPONSE
 from glassloop.record.token import Token
-from glassloop.server.errors import ERRORS, APIError, invalid, unsupported
-from glassloop.server.fields import (
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.body_fields import (
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOOLS,
@@ -26,6 +26,8 @@ from glassloop.server.fields import (
     text_or,
     word_or,
 )
+from glassloop.server.http.errors import ERRORS, APIError, invalid, unsupported
+from glassloop.server.http.streaming import STREAMED, event
 from glassloop.server.openai.conversation import Message, TextPart, Tool, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Generation,
@@ -36,10 +38,8 @@ from glassloop.server.openai.generation import (
     token_logprob,
 )
 from glassloop.server.openai.tool_calls import FunctionName, NamedTool, build, tools_in_use
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import Body, SamplingOptions, options_of
+from glassloop.server.sampling_options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
-from glassloop.server.streaming import STREAMED, event
 
 LOGPROBS = "message.output_text.logprobs"
 

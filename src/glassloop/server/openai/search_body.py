@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from glassloop.server.options import Body
+from glassloop.server.sampling_options import Body
 
 _MOST_TEXT = 20_000  # characters of an extractor or a verifier: a schema may be long
 # What runs no code of the client, and takes a bounded time.

@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from glassloop.errors import LengthError
-from glassloop.server.errors import ERRORS, invalid
-from glassloop.server.fields import TemplateValues, many, texts_in
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.body_fields import TemplateValues, many, texts_in
+from glassloop.server.http.errors import ERRORS, invalid
+from glassloop.server.http.streaming import JSON
 from glassloop.server.openai.conversation import Messages, Tools, encode
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import Body
+from glassloop.server.sampling_options import Body
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
 
 _MOST_TOKENS = 200_000  # in one answer of /tokenize, or one body of /detokenize
 

@@ -19,11 +19,11 @@ from glassloop.decode.option import children
 from glassloop.decode.sampling import CONSTRAINTS, Sampling
 from glassloop.errors import SamplingError
 from glassloop.record.run import Run
-from glassloop.server.errors import invalid
-from glassloop.server.fields import Name, check_type
+from glassloop.server.http.body_fields import Name, check_type
+from glassloop.server.http.errors import invalid
 from glassloop.server.openai.call_forms import HERMES, PLAIN, PYTHON_TAG, CallForm, form_of
 from glassloop.server.openai.conversation import Tool
-from glassloop.server.options import Body, make_sampling
+from glassloop.server.sampling_options import Body, make_sampling
 from glassloop.server.service import Service
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.util.shown import shown

@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from glassloop.server.operation.api_examples import EXAMPLES, Example
-from glassloop.server.operation.static_pages import POLICY
+from glassloop.server.studio.static_pages import POLICY
 
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Ccircle cx='8'"

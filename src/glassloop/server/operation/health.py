@@ -20,9 +20,9 @@ from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
 from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Statistics
 from glassloop.model.config import ModelConfig
-from glassloop.server.errors import ERRORS, APIError, shutting_down
+from glassloop.server.http.errors import ERRORS, APIError, shutting_down
+from glassloop.server.http.streaming import JSON
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
 
 
 class HealthAnswer(BaseModel):

@@ -17,8 +17,8 @@ from glassloop.record.run import Run
 from glassloop.record.store.database import Stop
 from glassloop.record.store.entry import KeptRun
 from glassloop.record.store.listing import Listing
-from glassloop.server.errors import APIError
-from glassloop.server.operation.clients import owner_of_runs
+from glassloop.server.http.clients import owner_of_runs
+from glassloop.server.http.errors import APIError
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs.state import ELSEWHERE, RunState, TreeState
 from glassloop.server.runs.storage import RunStorage, answered

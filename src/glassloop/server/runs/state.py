@@ -20,7 +20,7 @@ from glassloop.engine.request import Request
 from glassloop.record.passes import PassRecord
 from glassloop.record.run import Run
 from glassloop.record.token import Token
-from glassloop.server.operation.clients import owner_of_runs
+from glassloop.server.http.clients import owner_of_runs
 
 _LONGEST = 0.01  # seconds that the event loop delivers tokens before it does something else
 ELSEWHERE = "elsewhere"  # the status of a run that another server computes now

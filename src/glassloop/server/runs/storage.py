@@ -26,7 +26,7 @@ from glassloop.record.store.entry import KeptRun
 from glassloop.record.store.listing import Listing
 from glassloop.record.store.server_name import hold_name
 from glassloop.record.store.store import Store
-from glassloop.server.errors import APIError
+from glassloop.server.http.errors import APIError
 from glassloop.server.operation.logs import Log
 from glassloop.server.operation.settings import public_name
 from glassloop.server.runs.state import RunState

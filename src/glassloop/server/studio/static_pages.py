@@ -13,7 +13,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from glassloop.server.operation.clients import COOKIE
+from glassloop.server.http.clients import COOKIE
 from glassloop.server.service import Service
 
 POLICY = (

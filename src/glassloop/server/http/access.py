@@ -18,11 +18,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glassloop.engine.owner import owned_by
-from glassloop.server.errors import APIError, as_api_error, shutting_down
-from glassloop.server.operation.bodies import too_large
-from glassloop.server.operation.clients import client_of, offered_keys, remember_key
+from glassloop.server.http.bodies import too_large
+from glassloop.server.http.clients import client_of, offered_keys, remember_key
+from glassloop.server.http.errors import APIError, as_api_error, shutting_down
+from glassloop.server.http.streaming import ClientGone
 from glassloop.server.service import Service
-from glassloop.server.streaming import ClientGone
 from glassloop.util.shown import printable
 
 _OPEN = ("/health", "/ready")  # needs no key

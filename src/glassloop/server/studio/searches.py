@@ -15,11 +15,11 @@ from glassloop.ops.rows import Float64
 from glassloop.record.run import Run
 from glassloop.search.confidence import WINDOW, group_confidences, reached_by, token_confidences
 from glassloop.search.record import read_record
-from glassloop.server.errors import ERRORS
-from glassloop.server.runs.routes import Id
+from glassloop.server.http.errors import ERRORS
+from glassloop.server.http.streaming import JSON
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
+from glassloop.server.studio.runs import Id
 
 _MOST_PATHS = 64  # whose confidence is computed; the first ones
 _MOST_WINDOW = 1 << 20

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from glassloop.errors import TextError
 from glassloop.text.alphabet import SPACE_MARK, named_byte
 from glassloop.text.chat import ChatTemplate
-from glassloop.text.patterns import complaint
 from glassloop.text.pipeline import (
     Pipeline,
     Ready,
@@ -25,6 +24,7 @@ from glassloop.text.pipeline import (
     first_line,
     raise_unless_from_library,
 )
+from glassloop.text.readers.split_patterns import complaint
 from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import shown

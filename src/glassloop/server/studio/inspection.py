@@ -12,12 +12,12 @@ from starlette.responses import Response
 from glassloop.engine import lens as lenses
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.replay import Luck, Part
-from glassloop.server.errors import ERRORS, APIError
-from glassloop.server.runs.explaining import Explainer, ExplanationShape, read_overrides
-from glassloop.server.runs.routes import Id
-from glassloop.server.runs.shapes import Worst, worst_tokens
+from glassloop.server.http.errors import ERRORS, APIError
+from glassloop.server.http.streaming import JSON
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
+from glassloop.server.studio.explaining import Explainer, ExplanationShape, read_overrides
+from glassloop.server.studio.runs import Id
+from glassloop.server.studio.shapes import Worst, worst_tokens
 
 _NOT_OPTIONS = ("luck", "of", "pass", "shown")
 _MOST_SHOWN = 1000  # candidates of an explanation

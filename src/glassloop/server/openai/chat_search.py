@@ -25,12 +25,12 @@ from glassloop.search.running import Running
 from glassloop.search.search import Search
 from glassloop.search.solution import Solution
 from glassloop.search.solve import MAX_TOKENS, TEMPERATURE, named_extractor, named_verifier, submit, withdraw
-from glassloop.server.errors import APIError, as_api_error, invalid, shutting_down
-from glassloop.server.openai.chat import ChatBody, ChatChoices
+from glassloop.server.http.errors import APIError, as_api_error, invalid, shutting_down
+from glassloop.server.http.streaming import JSON, STILL_HERE, EventStream, data
+from glassloop.server.openai.chat_choices import ChatBody, ChatChoices
 from glassloop.server.openai.generation import run_headers
 from glassloop.server.openai.search_body import SearchBody
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, STILL_HERE, EventStream, data
 
 T = TypeVar("T")
 _PROGRESS = 1.0  # seconds between two reports of a stream

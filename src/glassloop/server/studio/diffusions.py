@@ -12,15 +12,15 @@ from starlette.responses import Response
 
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.record.run import Run
-from glassloop.server.diffusion import DiffusionOptions
-from glassloop.server.errors import ERRORS
+from glassloop.server.diffusion_options import DiffusionOptions
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.errors import ERRORS
+from glassloop.server.http.streaming import JSON, STREAMED, EventStream, unless_gone
 from glassloop.server.openai.generation import run_headers
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.runs.routes import Id, PromptBody, event_chunks, requests_of
-from glassloop.server.runs.shapes import Summary, frames_of, summary
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, STREAMED, EventStream, unless_gone
+from glassloop.server.studio.runs import Id, PromptBody, event_chunks, requests_of
+from glassloop.server.studio.shapes import Summary, frames_of, summary
 
 _MOST_FRAMES = 1000  # in one answer
 

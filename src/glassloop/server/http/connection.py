@@ -15,8 +15,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from glassloop.server.errors import APIError
-from glassloop.server.operation.alarm import Alarm
+from glassloop.server.http.alarm import Alarm
+from glassloop.server.http.errors import APIError
 
 _LINGER = 2.0  # seconds for which the rest of a refused request is still read
 

@@ -24,15 +24,15 @@ from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 from glassloop.search.solve import named_verifier
 from glassloop.search.verdict import TimedVerifier
-from glassloop.server.errors import ERRORS, invalid
-from glassloop.server.fields import Ids, many
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.body_fields import Ids, many
+from glassloop.server.http.errors import ERRORS, invalid
+from glassloop.server.http.streaming import JSON
 from glassloop.server.openai.conversation import Messages, encode_messages
 from glassloop.server.openai.search_body import SafeName
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.runs.state import RunState, TreeState
+from glassloop.server.sampling_options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
 
 Method = Literal["rerank", "metropolis"]
 InfillMethod = Literal["rerank", "metropolis", "holes"]

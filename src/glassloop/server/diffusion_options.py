@@ -10,7 +10,7 @@ from pydantic import Field
 from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.write import DiffusionRequest, by_diffusion
 from glassloop.engine.request import Request
-from glassloop.server.options import Body
+from glassloop.server.sampling_options import Body
 from glassloop.server.service import Service
 
 

@@ -13,8 +13,8 @@ from glassloop.decode.defaults import with_defaults
 from glassloop.decode.limits import check_size
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request_maker import Prompt
-from glassloop.server.errors import invalid
-from glassloop.server.fields import many, text_or
+from glassloop.server.http.body_fields import many, text_or
+from glassloop.server.http.errors import invalid
 from glassloop.server.operation.settings import ServerSettings
 
 _MOST_ITEMS = 65_536  # of any list of options; what Sampling and the server's limits allow is less

@@ -22,13 +22,13 @@ from glassloop.record.format.glass_file import from_bytes, to_bytes
 from glassloop.record.run import Run
 from glassloop.record.store.listing import Listing
 from glassloop.record.views.page import MOST_RUNS, page
-from glassloop.server.errors import ERRORS, APIError
-from glassloop.server.operation.clients import client_of, owner_of_runs
-from glassloop.server.runs import shapes
-from glassloop.server.runs.routes import Id
+from glassloop.server.http.clients import client_of, owner_of_runs
+from glassloop.server.http.errors import ERRORS, APIError
+from glassloop.server.http.streaming import JSON
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
+from glassloop.server.studio import shapes
+from glassloop.server.studio.runs import Id
 
 _MEDIA_TYPE = "application/vnd.glassloop.run"
 _HTML = "text/html"

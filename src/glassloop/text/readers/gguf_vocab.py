@@ -19,8 +19,8 @@ from glassloop.text.chat import ChatTemplate
 from glassloop.text.merges import LONGEST_PIECE, many_small_objects, merges_from_order
 from glassloop.text.pipeline import SpacePrefix, TokenizerParts
 from glassloop.text.pretokenizers import GGUF_RULES, WordRule
+from glassloop.text.readers.word_pieces import word_pieces
 from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
-from glassloop.text.word_pieces import word_pieces
 from glassloop.util.fields import Fields
 from glassloop.util.shown import shown
 

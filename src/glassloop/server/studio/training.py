@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from glassloop.errors import GlassloopError
-from glassloop.server.errors import ERRORS, APIError
+from glassloop.server.http.errors import ERRORS, APIError
+from glassloop.server.http.streaming import JSON
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON
 from glassloop.train.curves import Point, thinned
 from glassloop.train.run_folder import RunFolder
 from glassloop.util.files import read_at_most

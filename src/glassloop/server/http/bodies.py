@@ -21,7 +21,9 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from glassloop.server.errors import (
+from glassloop.server.http.body_fields import texts_in
+from glassloop.server.http.clients import client_of
+from glassloop.server.http.errors import (
     UNSUPPORTED,
     APIError,
     describe,
@@ -30,10 +32,8 @@ from glassloop.server.errors import (
     unknown_parameter,
     unsupported,
 )
-from glassloop.server.fields import texts_in
-from glassloop.server.operation.clients import client_of
+from glassloop.server.http.streaming import ClientGone
 from glassloop.server.operation.workers import Pools
-from glassloop.server.streaming import ClientGone
 from glassloop.util.shown import printable
 
 LONG_BODY = 32 << 10  # bytes from which a body is parsed and prepared in the pool for long ones

@@ -17,17 +17,25 @@ from glassloop.engine.request import Request as EngineRequest
 from glassloop.engine.request_maker import Prompt
 from glassloop.record.run_name import run_id
 from glassloop.record.store.listing import MOST_SEARCH, Listing
-from glassloop.server.diffusion import DiffusionOptions, diffused
-from glassloop.server.errors import ERRORS, invalid, too_many
-from glassloop.server.fields import Ids, Name, Whole, many
+from glassloop.server.diffusion_options import DiffusionOptions, diffused
+from glassloop.server.http.bodies import BodyRoute
+from glassloop.server.http.body_fields import Ids, Name, Whole, many
+from glassloop.server.http.clients import client_of
+from glassloop.server.http.errors import ERRORS, invalid, too_many
+from glassloop.server.http.streaming import (
+    JSON,
+    KEEP_ALIVE,
+    STILL_HERE,
+    STREAMED,
+    EventStream,
+    event,
+    unless_gone,
+)
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
-from glassloop.server.operation.bodies import BodyRoute
-from glassloop.server.operation.clients import client_of
-from glassloop.server.options import Body, SamplingOptions, make_sampling, options_of
-from glassloop.server.runs import shapes
 from glassloop.server.runs.state import RunState, TreeState
+from glassloop.server.sampling_options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
-from glassloop.server.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, event, unless_gone
+from glassloop.server.studio import shapes
 
 Id = Annotated[str, Path(max_length=64), AfterValidator(run_id)]  # of a run, or of an answer
 _AT_ONCE = 16  # events of a log that are sent without a break

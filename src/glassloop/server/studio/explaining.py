@@ -18,8 +18,8 @@ from glassloop.engine.deadline import Deadline
 from glassloop.engine.replay import Luck, NoSuchToken, Part, token_at
 from glassloop.errors import SamplingError
 from glassloop.record.run import Run
-from glassloop.server.errors import APIError
-from glassloop.server.options import make_sampling
+from glassloop.server.http.errors import APIError
+from glassloop.server.sampling_options import make_sampling
 from glassloop.server.service import Service
 
 _KINDS = {field.name: field.metadata["kind"] for field in fields(Sampling)}

@@ -1,0 +1,187 @@
+"""A chat: its body, and the model's answer, or several of them, as choices. `chat.py` has the endpoint."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from glassloop.record.run import Run
+from glassloop.record.run_name import CHAT
+from glassloop.record.token import Token
+from glassloop.server.http.body_fields import Name, TemplateValues, Whole, many, word_or
+from glassloop.server.http.errors import invalid, unsupported
+from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
+from glassloop.server.openai.generation import (
+    Choices,
+    ChoicesBody,
+    PromptLogprobs,
+    UsageAnswer,
+    add_formats,
+    add_top_logprobs,
+    finish_reason,
+    prompt_logprobs,
+    token_logprob,
+)
+from glassloop.server.openai.search_body import SearchBody
+from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, ToolUse, build, tools_in_use
+from glassloop.server.sampling_options import options_of
+from glassloop.server.service import Service
+
+
+class ChatBody(ChoicesBody):
+    """OpenAI's parameters, and every field of Sampling."""
+
+    messages: Messages
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Tools | None = None
+    tool_choice: word_or(Literal["auto", "none", "required"], NamedTool) | None = None  # type: ignore[valid-type]
+    parallel_tool_calls: bool | None = None
+    # Accepted because they ask for nothing that changes an answer.
+    modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
+    service_tier: Name | None = None
+    verbosity: Name | None = None
+    reasoning_effort: Name | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    # Beyond OpenAI: the last message is the assistant's, and the model continues it.
+    continue_final_message: bool | None = None
+    # Beyond OpenAI: values that the model's chat template knows, such as enable_thinking.
+    chat_template_kwargs: TemplateValues | None = None
+    # Beyond OpenAI: the answer is searched for with several paths.
+    search: SearchBody | None = None
+
+
+class Logprob(BaseModel):
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Logprob):
+    top_logprobs: list[Logprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | None
+
+
+class ChatAnswer(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+    system_fingerprint: str | None
+    prompt_logprobs: PromptLogprobs | None = None
+    search: dict[str, Any] | None = None  # the result of a search, if it was asked for
+
+
+class ChatChoices(Choices):
+    """The answer of the model, or `n` of them, to a conversation."""
+
+    id_prefix, kind, chunk_kind = CHAT, "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0
+        if body.tool_choice not in (None, "none", "auto") and body.tools is None:
+            raise unsupported("tool_choice", "there are no tools")
+        continues = bool(body.continue_final_message)
+        if continues and body.messages[-1].role != "assistant":
+            message = "continue_final_message is true; a last message by the assistant is expected"
+            raise invalid("continue_final_message", message)
+        tools = None if body.tool_choice == "none" else body.tools
+        values = body.chat_template_kwargs
+        ids = encode_messages(service, body.messages, tools, continue_final=continues, values=values)
+        options = _options(body, service.llm.config.context - len(ids))
+        self._tools = tools_in_use(service, tools, body.tool_choice, body.parallel_tool_calls)
+        self._texts: dict[int, CallStream] = {}  # by choice
+        sampling, compiled = build(service, options, self._tools)
+        messages = as_recorded(body.messages)
+        super().__init__(service, body, [service.prepare(ids, sampling, compiled, messages)])
+
+    def answer(self, runs: list[Run]) -> dict[str, Any]:
+        made = super().answer(runs)
+        return {**made, "prompt_logprobs": prompt_logprobs(runs[0])} if self.with_prompt else made
+
+    def choice(self, run: Run) -> dict[str, Any]:
+        content, calls = self._parts(run)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content if content.strip() else None, "tool_calls": calls}
+        return {
+            "message": message,
+            "logprobs": self._shown(run.tokens),
+            "finish_reason": "tool_calls" if calls else finish_reason(run),
+            "stop_reason": run.stop_reason,
+        }
+
+    def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
+        """Returns the text and the tool calls of an answer."""
+        if self._tools is None:
+            return run.text, []
+        return self._tools.split(run, whole=finish_reason(run) == "stop")
+
+    def begin(self, runs: list[Run]) -> bytes:
+        start = {"role": "assistant", "content": ""}
+        return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
+
+    def token(self, index: int, run: Run, token: Token) -> bytes:
+        text = self._stream(index, self._tools).add(token.text) if self._tools else token.text
+        if not text and not self._logprobs:
+            return b""
+        return self.chunk(index, self._shown([token]), delta={"content": text})
+
+    def end(self, index: int, run: Run) -> bytes:
+        content, calls = self._parts(run)
+        rest = content[self._stream(index, self._tools).sent :] if self._tools else run.tail
+        last = self.chunk(index, delta={"content": rest}) if rest else b""
+        for place, call in enumerate(calls):
+            last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
+        reason = "tool_calls" if calls else finish_reason(run)
+        return last + self.chunk(index, delta={}, finish_reason=reason, stop_reason=run.stop_reason)
+
+    def _stream(self, index: int, tools: ToolUse) -> CallStream:
+        if index not in self._texts:
+            self._texts[index] = tools.stream()
+        return self._texts[index]
+
+    def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
+        if not self._logprobs:
+            return None
+        content = [token_logprob(self.service, token, self._top) for token in tokens]
+        return {"content": content, "refusal": None}
+
+
+def _options(body: ChatBody, room: int) -> dict[str, Any]:
+    """Returns the options for `Sampling`. Without a limit an answer may be as long as there is room for."""
+    options = options_of(body)
+    options.pop("logprobs", None)
+    most = body.max_completion_tokens
+    if most is not None and options.setdefault("max_tokens", most) != most:
+        raise invalid("max_completion_tokens", "max_tokens and max_completion_tokens differ")
+    options.setdefault("max_tokens", max(1, room))
+    add_top_logprobs(options, body.top_logprobs, bool(body.logprobs), "logprobs: true")
+    add_formats(options, body)
+    return options
