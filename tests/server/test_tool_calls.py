@@ -237,7 +237,7 @@ BOTH = [("weather", {"city": "Paris"}), ("calendar", {"day": 2})]
 
 def read(text, form):
     content, calls = find_calls(text, form)
-    return content, [(call.name, json.loads(call.arguments)) for call in calls]
+    return content, [(call["name"], json.loads(call["arguments"])) for call in calls]
 
 
 def test_each_form_is_known_by_its_template():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+from pydantic import ConfigDict, with_config
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +16,9 @@ KEEP_ALIVE = 15.0  # seconds without an event, after which a comment says that t
 STILL_HERE = b": still here\n\n"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}  # for OpenAPI
 T = TypeVar("T")
+# Decorates the TypedDict of a whole answer, which is the dictionary that is sent and describes it in the
+# OpenAPI document. Its schema is made when the document is, since all together take long at the start.
+api_answer = with_config(ConfigDict(defer_build=True))
 
 # Line ends to clients that split a stream of events by Unicode's rules; JSON may escape any character.
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -28,7 +32,7 @@ def to_json(value: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace")  # a lone surrogate is escaped, as JSON requires
 
 
-def to_json_in_pieces(value: dict[str, Any]) -> bytes:
+def to_json_in_pieces(value: Mapping[str, Any]) -> bytes:
     """Encodes an object that may be large. The items of its lists (or iterators) are encoded one by one,
     since encoding holds Python's lock: other threads go on in between, and items are made when needed."""
     parts = []
@@ -54,7 +58,7 @@ def event(name: str, value: Any, number: int | None = None) -> bytes:
 class JSON(Response):
     media_type = "application/json"
 
-    def render(self, content: dict[str, Any]) -> bytes:
+    def render(self, content: Mapping[str, Any]) -> bytes:
         return to_json_in_pieces(content)
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import time
+from typing import Any, Literal, NotRequired
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from glassloop.record.run import Run
 from glassloop.record.run_name import CHAT
 from glassloop.record.token import Token
 from glassloop.server.http.body_fields import Name, TemplateValues, Whole, many, word_or
 from glassloop.server.http.errors import invalid, unsupported
+from glassloop.server.http.streaming import api_answer
 from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
     PromptLogprobs,
+    TokenLogprob,
     UsageAnswer,
     add_formats,
     add_top_logprobs,
@@ -56,29 +60,19 @@ class ChatBody(ChoicesBody):
     search: SearchBody | None = None
 
 
-class Logprob(BaseModel):
-    token: str
-    bytes: list[int] | None
-    logprob: float
-
-
-class TokenLogprob(Logprob):
-    top_logprobs: list[Logprob]
-
-
-class ChatLogprobs(BaseModel):
+class ChatLogprobs(TypedDict):
     content: list[TokenLogprob]
     refusal: None
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: NotRequired[list[ToolCall]]
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
@@ -86,22 +80,23 @@ class ChatChoice(BaseModel):
     stop_reason: str | None
 
 
-class ChatAnswer(BaseModel):
+@api_answer
+class ChatAnswer(TypedDict):
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: UsageAnswer
-    system_fingerprint: str | None
-    prompt_logprobs: PromptLogprobs | None = None
-    search: dict[str, Any] | None = None  # the result of a search, if it was asked for
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    search: NotRequired[dict[str, Any]]  # the result of a search, if it was asked for
 
 
 class ChatChoices(Choices):
     """The answer of the model, or `n` of them, to a conversation."""
 
-    id_prefix, kind, chunk_kind = CHAT, "chat.completion", "chat.completion.chunk"
+    id_prefix, chunk_kind = CHAT, "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         self._logprobs, self._top = bool(body.logprobs), body.top_logprobs or 0
@@ -121,23 +116,35 @@ class ChatChoices(Choices):
         messages = as_recorded(body.messages)
         super().__init__(service, body, [service.prepare(ids, sampling, compiled, messages)])
 
-    def answer(self, runs: list[Run]) -> dict[str, Any]:
-        made = super().answer(runs)
-        return {**made, "prompt_logprobs": prompt_logprobs(runs[0])} if self.with_prompt else made
+    def answer(self, runs: list[Run]) -> ChatAnswer:
+        answer = ChatAnswer(
+            id=self.id_prefix + runs[0].id,
+            object="chat.completion",
+            created=int(time.time()),
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=[self.choice(index, run) for index, run in enumerate(runs)],
+            usage=self.usage(),
+        )
+        if self.with_prompt:
+            answer["prompt_logprobs"] = prompt_logprobs(runs[0])
+        return answer
 
-    def choice(self, run: Run) -> dict[str, Any]:
+    def choice(self, index: int, run: Run) -> ChatChoice:
         content, calls = self._parts(run)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message = AssistantMessage(role="assistant", content=content, refusal=None)
         if calls:
-            message |= {"content": content if content.strip() else None, "tool_calls": calls}
-        return {
-            "message": message,
-            "logprobs": self._shown(run.tokens),
-            "finish_reason": "tool_calls" if calls else finish_reason(run),
-            "stop_reason": run.stop_reason,
-        }
+            message["content"] = content if content.strip() else None
+            message["tool_calls"] = calls
+        return ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self._shown(run.tokens),
+            finish_reason="tool_calls" if calls else finish_reason(run),
+            stop_reason=run.stop_reason,
+        )
 
-    def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
+    def _parts(self, run: Run) -> tuple[str, list[ToolCall]]:
         """Returns the text and the tool calls of an answer."""
         if self._tools is None:
             return run.text, []
@@ -167,11 +174,11 @@ class ChatChoices(Choices):
             self._texts[index] = tools.stream()
         return self._texts[index]
 
-    def _shown(self, tokens: list[Token]) -> dict[str, Any] | None:
+    def _shown(self, tokens: list[Token]) -> ChatLogprobs | None:
         if not self._logprobs:
             return None
         content = [token_logprob(self.service, token, self._top) for token in tokens]
-        return {"content": content, "refusal": None}
+        return ChatLogprobs(content=content, refusal=None)
 
 
 def _options(body: ChatBody, room: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from glassloop.search.solve import MAX_TOKENS, TEMPERATURE, named_extractor, nam
 from glassloop.server.http.errors import APIError, as_api_error, invalid, shutting_down
 from glassloop.server.http.streaming import JSON, STILL_HERE, EventStream, data
 from glassloop.server.openai.chat_choices import ChatBody, ChatChoices
-from glassloop.server.openai.generation import run_headers
+from glassloop.server.openai.generation import PromptDetails, UsageAnswer, run_headers
 from glassloop.server.openai.search_body import SearchBody
 from glassloop.server.service import Service
 
@@ -42,9 +42,9 @@ class SearchChat(ChatChoices):
 
     def __init__(self, service: Service, body: ChatBody) -> None:
         assert body.search is not None
-        self._asked = body.search
+        self._search_body = body.search
         super().__init__(service, body)
-        self._search = _make(service, body, self._asked, self.requests[0])
+        self._search = _make(service, body, self._search_body, self.requests[0])
         self._solution: Solution | None = None
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,11 +55,14 @@ class SearchChat(ChatChoices):
                 pass
         solution = self._found()
         runs = [path.run for path in solution.paths]
-        won = self._won()
-        told = {"search": self._shown_search(solution)}
-        return await self.service.render(
-            runs, lambda: JSON({**self.answer([won]), **told}, headers=run_headers([won]))
-        )
+        won, report = self._won(), self._shown_search(solution)
+
+        def render() -> Response:
+            answer = self.answer([won])
+            answer["search"] = report
+            return JSON(answer, headers=run_headers([won]))
+
+        return await self.service.render(runs, render)
 
     def stream(self) -> Response:
         if self.service.draining:
@@ -78,8 +81,8 @@ class SearchChat(ChatChoices):
             for place, call in enumerate(self._parts(won)[1]):
                 text += self.chunk(0, delta={"tool_calls": [{"index": place, **call}]})
             yield text
-            choice = self.choice(won)
-            reasons = {name: choice[name] for name in ("finish_reason", "stop_reason")}
+            choice = self.choice(0, won)
+            reasons = {"finish_reason": choice["finish_reason"], "stop_reason": choice["stop_reason"]}
             yield self._with_search(self._shown_search(self._found()), **reasons)
             yield await self.finish()
         except Exception as error:
@@ -93,7 +96,7 @@ class SearchChat(ChatChoices):
             return STILL_HERE
 
     def _progress(self) -> dict[str, Any]:
-        """Returns what a stream tells of the search while it runs."""
+        """Returns what a stream reports of the search while it runs."""
         paths = [self._search.preview(path) for path in self._search.paths]
         return {
             "running": sum(path.running for path in paths),
@@ -103,31 +106,31 @@ class SearchChat(ChatChoices):
             "values": [path.value for path in paths if not path.running and path.value is not None],
         }
 
-    def _with_search(self, told: dict[str, Any], **choice: Any) -> bytes:
-        made = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **choice}
-        return data({**self._frame, "choices": [made], "search": told})
+    def _with_search(self, report: dict[str, Any], **choice: Any) -> bytes:
+        part = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, **choice}
+        return data({**self._frame, "choices": [part], "search": report})
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> UsageAnswer:
         """Returns the tokens of all paths. They share the prompt, which is counted once."""
-        prompt, made = len(self.requests[0].prompt_ids), self._search.tokens
+        prompt, answer = len(self.requests[0].prompt_ids), self._search.tokens
         first = next(iter(self._search.paths), None)
         cached = 0 if first is None else first.run.cached_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return UsageAnswer(
+            prompt_tokens=prompt,
+            completion_tokens=answer,
+            total_tokens=prompt + answer,
+            prompt_tokens_details=PromptDetails(cached_tokens=cached),
+        )
 
     def _shown_search(self, solution: Solution) -> dict[str, Any]:
-        """Returns what the answer tells of the search; the paths and decisions if they are asked for."""
+        """Returns what the answer shows of the search; the paths and decisions if they are asked for."""
         names = ("method", "options", "seed", "budget", "rounds", "answer", "value", "votes", "usage", "cut")
-        told = {name: solution.record[name] for name in names}
-        told["id"] = solution.paths[0].run.id  # of /api/runs/{id}/search
-        if self._asked.paths:
+        report = {name: solution.record[name] for name in names}
+        report["id"] = solution.paths[0].run.id  # of /api/runs/{id}/search
+        if self._search_body.paths:
             whole = solution.to_dict()
-            told |= {"paths": whole["paths"], "decisions": whole["decisions"]}
-        return told
+            report |= {"paths": whole["paths"], "decisions": whole["decisions"]}
+        return report
 
     def _found(self) -> Solution:
         assert self._solution is not None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
 from math import isnan
-from typing import Any, Literal
+from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.engine.request import Request as EngineRequest
 from glassloop.errors import SamplingError
@@ -19,7 +21,7 @@ from glassloop.record.token import Token
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.body_fields import Prompts
 from glassloop.server.http.errors import ERRORS, invalid
-from glassloop.server.http.streaming import STREAMED
+from glassloop.server.http.streaming import STREAMED, api_answer
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
@@ -47,30 +49,31 @@ class CompletionBody(ChoicesBody):
     logprobs: int | None = Field(None, ge=0, le=_MOST_LOGPROBS)
 
 
-class CompletionLogprobs(BaseModel):
+class CompletionLogprobs(TypedDict):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | None
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
-class CompletionAnswer(BaseModel):
+@api_answer
+class CompletionAnswer(TypedDict):
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[CompletionChoice]
     usage: UsageAnswer
-    system_fingerprint: str | None
 
 
 def router(service: Service) -> APIRouter:
@@ -86,9 +89,9 @@ def router(service: Service) -> APIRouter:
 
 
 class _Completion(Choices):
-    """An engine request for each prompt, with `best_of` runs each, of which `n` are answered."""
+    """An engine request for each prompt, with `best_of` runs each; the best `n` of them are answered."""
 
-    id_prefix, kind, chunk_kind = COMPLETION, "text_completion", "text_completion"
+    id_prefix, chunk_kind = COMPLETION, "text_completion"
 
     def __init__(self, service: Service, body: CompletionBody) -> None:
         self._n = body.given.get("n", 1)
@@ -144,23 +147,37 @@ class _Completion(Choices):
             return request.runs[: self._n]
         return sorted(request.runs, key=lambda run: -run.logprob / max(1, len(run.tokens)))[: self._n]
 
-    def usage(self) -> dict[str, Any]:
+    def answer(self, runs: list[Run]) -> CompletionAnswer:
+        return CompletionAnswer(
+            id=self.id_prefix + runs[0].id,
+            object="text_completion",
+            created=int(time.time()),
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=[self._choice(index, run) for index, run in enumerate(runs)],
+            usage=self.usage(),
+        )
+
+    def usage(self) -> UsageAnswer:
         return usage_of(self.runs, len(self.runs) if self._scores_only else 0)
 
-    def choice(self, run: Run) -> dict[str, Any]:
+    def _choice(self, index: int, run: Run) -> CompletionChoice:
         echo = self._prompt(run) if self._echo else ""
         tokens, text = ([], "") if self._scores_only else (run.tokens, run.text)
         logprobs = self._logprobs(tokens, _Offsets(len(echo)))
-        if logprobs is not None and self._echo:
-            for name, before in self._prompt_logprobs(run).items():
-                logprobs[name] = before and before + logprobs[name]
-        return {
-            "text": echo + text,
-            "logprobs": logprobs,
-            "finish_reason": "length" if self._scores_only else finish_reason(run),
-            "stop_reason": None if self._scores_only else run.stop_reason,
-            **({"prompt_logprobs": prompt_logprobs(run)} if self.with_prompt else {}),
-        }
+        of_prompt = self._prompt_logprobs(run) if self._echo else None
+        if logprobs is not None and of_prompt is not None:
+            logprobs = _joined(of_prompt, logprobs)
+        choice = CompletionChoice(
+            index=index,
+            text=echo + text,
+            logprobs=logprobs,
+            finish_reason="length" if self._scores_only else finish_reason(run),
+            stop_reason=None if self._scores_only else run.stop_reason,
+        )
+        if self.with_prompt:
+            choice["prompt_logprobs"] = prompt_logprobs(run)
+        return choice
 
     def _prompt(self, run: Run) -> str:
         return self.service.llm.tokenizer.decode(run.prompt_ids) if run.prompt is None else run.prompt
@@ -187,20 +204,25 @@ class _Completion(Choices):
 
     # ── log-probabilities ──────────────────────────────────────────────────────────────────────────────────
 
-    def _prompt_logprobs(self, run: Run) -> Any:
+    def _prompt_logprobs(self, run: Run) -> CompletionLogprobs | None:
         """Returns the log-probabilities of a prompt's tokens. The first has none: nothing comes before it."""
-        if self._top is None:
-            return None
         llm, first, offsets = self.service.llm, run.prompt_ids[0], _Offsets(0)
-        piece, known = llm.piece(first), first < llm.tokenizer.vocab_size
+        piece, has_bytes = llm.piece(first), first < llm.tokenizer.vocab_size
         if run.upstream is not None:  # the first token is what the others do not cover
             piece = (run.prompt or "").removesuffix("".join([token.piece for token in run.prompt_tokens]))
-        offsets.add(llm.tokenizer.token_bytes(first) if known else piece.encode())
-        made = self._logprobs(run.prompt_tokens, offsets)
-        none_of = {"tokens": piece, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-        return {name: None if made[name] is None else [none, *made[name]] for name, none in none_of.items()}
+        offsets.add(llm.tokenizer.token_bytes(first) if has_bytes else piece.encode())
+        rest = self._logprobs(run.prompt_tokens, offsets)
+        if rest is None:
+            return None
+        of_first = CompletionLogprobs(
+            tokens=[piece],
+            token_logprobs=[None],
+            top_logprobs=[None] if self._top else None,
+            text_offset=[0],
+        )
+        return _joined(of_first, rest)
 
-    def _logprobs(self, tokens: Iterable[Token], offsets: _Offsets) -> Any:
+    def _logprobs(self, tokens: Iterable[Token], offsets: _Offsets) -> CompletionLogprobs | None:
         """Returns log-probabilities as parallel lists, the older form, or None if they are not wanted."""
         if self._top is None:
             return None
@@ -210,24 +232,35 @@ class _Completion(Choices):
         places: list[int] = []
         for token in tokens:
             alternatives = {each.text: each.raw_logprob for each in token.alternatives[: self._top]}
-            known = not isnan(token.raw_logprob)
-            if known:
+            has_logprob = not isnan(token.raw_logprob)
+            if has_logprob:
                 alternatives.setdefault(token.piece, token.raw_logprob)
             pieces.append(token.piece)
-            logprobs.append(token.raw_logprob if known else None)
+            logprobs.append(token.raw_logprob if has_logprob else None)
             top.append(alternatives)
             places.append(offsets.add(token.bytes))
-        return {
-            "tokens": pieces,
-            "token_logprobs": logprobs,
-            "top_logprobs": top if self._top else None,
-            "text_offset": places,
-        }
+        return CompletionLogprobs(
+            tokens=pieces,
+            token_logprobs=logprobs,
+            top_logprobs=top if self._top else None,
+            text_offset=places,
+        )
 
 
-def _most_tokens(asked: int | None, context: int) -> int:
+def _joined(one: CompletionLogprobs, other: CompletionLogprobs) -> CompletionLogprobs:
+    """Returns the log-probabilities of two texts, one after the other."""
+    top, other_top = one["top_logprobs"], other["top_logprobs"]
+    return CompletionLogprobs(
+        tokens=one["tokens"] + other["tokens"],
+        token_logprobs=one["token_logprobs"] + other["token_logprobs"],
+        top_logprobs=None if top is None or other_top is None else top + other_top,
+        text_offset=one["text_offset"] + other["text_offset"],
+    )
+
+
+def _most_tokens(limit: int | None, context: int) -> int:
     """Returns how many tokens an answer may have: OpenAI's 16 if there is no limit, all for -1."""
-    return 16 if asked is None else context if asked < 0 else max(1, asked)
+    return 16 if limit is None else context if limit < 0 else max(1, limit)
 
 
 class _Offsets:

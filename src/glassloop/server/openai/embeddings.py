@@ -7,15 +7,15 @@ from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request_maker import Prompt
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.body_fields import Prompts, Whole
 from glassloop.server.http.errors import ERRORS, invalid
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.sampling_options import Body, prompts_of
 from glassloop.server.service import Service
 
@@ -30,18 +30,19 @@ class EmbeddingBody(Body):
     user: str | None = None
 
 
-class Embedding(BaseModel):
+class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingUsage(BaseModel):
+class EmbeddingUsage(TypedDict):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingAnswer(BaseModel):
+@api_answer
+class EmbeddingAnswer(TypedDict):
     object: Literal["list"]
     data: list[Embedding]
     model: str
@@ -65,19 +66,19 @@ def router(service: Service) -> APIRouter:
 
 
 def _embed(service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline) -> Response:
-    made = []
+    embeddings = []
     for index, ids in enumerate(inputs):
         mean = service.llm.embed(ids, deadline=deadline)
         length = float(np.linalg.norm(mean))
         vector = mean / np.float32(length) if length else mean
         if body.encoding_format == "base64":
-            shown: object = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            shown: list[float] | str = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         else:
             shown = vector.tolist()
-        made.append({"object": "embedding", "index": index, "embedding": shown})
+        embeddings.append(Embedding(object="embedding", index=index, embedding=shown))
     tokens = sum(map(len, inputs))
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return JSON({"object": "list", "data": made, "model": service.name, "usage": usage})
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+    return JSON(EmbeddingAnswer(object="list", data=embeddings, model=service.name, usage=usage))
 
 
 def _encode(service: Service, body: EmbeddingBody) -> list[list[int]]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from math import isnan
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HTTPRequest
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.request import Request
@@ -138,7 +139,7 @@ class Generation(ABC):
             yield self.failed(as_api_error(error))
 
     @abstractmethod
-    def answer(self, runs: list[Run]) -> dict[str, Any]:
+    def answer(self, runs: list[Run]) -> Mapping[str, Any]:
         """Returns the whole answer."""
 
     # Each of these returns events to send, none or several.
@@ -213,7 +214,6 @@ class Choices(Generation):
     """A generation whose answer is a list of choices, in a frame with id, model and usage."""
 
     id_prefix: str
-    kind: str
     chunk_kind: str
 
     def __init__(self, service: Service, body: ChoicesBody, requests: Sequence[Request]) -> None:
@@ -225,34 +225,34 @@ class Choices(Generation):
         self.with_prompt = bool(body.given.get("prompt_logprobs"))
         if self.with_prompt and body.stream:
             raise invalid("prompt_logprobs", "prompt_logprobs is not streamed; ask for it without stream")
-        asked = body.stream_options or StreamOptions()
-        self._with_usage = bool(asked.include_usage)
-        self._usage_in_each = bool(asked.include_usage and asked.continuous_usage_stats)
-        self._fingerprint = service.fingerprint
+        options = body.stream_options or StreamOptions()
+        self._with_usage = bool(options.include_usage)
+        self._usage_in_each = bool(options.include_usage and options.continuous_usage_stats)
+        self.fingerprint = service.fingerprint
         self._frame: dict[str, Any] = {}
 
-    @abstractmethod
-    def choice(self, run: Run) -> dict[str, Any]:
-        """Returns the entry of a run in the list of choices, without its index."""
-
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> UsageAnswer:
         return usage_of(self.runs)
 
-    def answer(self, runs: list[Run]) -> dict[str, Any]:
-        choices = [{"index": index, **self.choice(run)} for index, run in enumerate(runs)]
-        return {**self._new_frame(runs[0], self.kind), "choices": choices, "usage": self.usage()}
+    # A chunk is made for every token, so it is a plain dictionary.
 
     def begin(self, runs: list[Run]) -> bytes:
-        self._frame = self._new_frame(runs[0], self.chunk_kind)
+        self._frame = {
+            "id": self.id_prefix + runs[0].id,
+            "object": self.chunk_kind,
+            "created": int(time.time()),
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
         if self._with_usage:
             self._frame["usage"] = None
         return b""
 
     def chunk(self, index: int, logprobs: Any = None, **choice: Any) -> bytes:
         """Returns the event for a part of one choice."""
-        made = {"index": index, "logprobs": logprobs, "finish_reason": None, **choice}
+        part = {"index": index, "logprobs": logprobs, "finish_reason": None, **choice}
         usage = {"usage": self.usage()} if self._usage_in_each else {}
-        return data({**self._frame, **usage, "choices": [made]})
+        return data({**self._frame, **usage, "choices": [part]})
 
     async def finish(self) -> bytes:
         usage = b""
@@ -263,46 +263,39 @@ class Choices(Generation):
     def failed(self, error: APIError) -> bytes:
         return data(error.body)
 
-    def _new_frame(self, run: Run, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id_prefix + run.id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.model,
-            "system_fingerprint": self._fingerprint,
-        }
-
 
 # ── parts of answers ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class PromptDetails(BaseModel):
+class PromptDetails(TypedDict):
     cached_tokens: int
 
 
-class UsageAnswer(BaseModel):
+class UsageAnswer(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
 
-def usage_of(runs: Sequence[Run], dropped: int = 0) -> dict[str, Any]:
+def usage_of(runs: Sequence[Run], dropped: int = 0) -> UsageAnswer:
     """Returns the tokens used by runs, less `dropped` ones that are not answered. Samples of one request
     share their prompt, which is counted once."""
     prompts = [run for run in runs if run.sample == 0] or list(runs[:1])
-    # What another engine did not tell counts as none: clients expect numbers.
+    # What another engine did not report counts as none: clients expect numbers.
     prompt = sum(run.usage.prompt_tokens or 0 for run in prompts)
-    made = sum(run.usage.completion_tokens or 0 for run in runs) - dropped
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(run.usage.cached_tokens or 0 for run in prompts)},
-    }
+    answer = sum(run.usage.completion_tokens or 0 for run in runs) - dropped
+    return UsageAnswer(
+        prompt_tokens=prompt,
+        completion_tokens=answer,
+        total_tokens=prompt + answer,
+        prompt_tokens_details=PromptDetails(
+            cached_tokens=sum(run.usage.cached_tokens or 0 for run in prompts)
+        ),
+    )
 
 
-class PromptLogprob(BaseModel):
+class PromptLogprob(TypedDict):
     logprob: float
     rank: int
     decoded_token: str
@@ -311,27 +304,25 @@ class PromptLogprob(BaseModel):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-def prompt_logprobs(run: Run) -> list[dict[str, Any] | None]:
+def prompt_logprobs(run: Run) -> PromptLogprobs:
     """Returns the log-probabilities of a prompt as vLLM does: for each token those of itself and of the most
     likely ones, by id. The first token has none, since nothing comes before it."""
-    made: list[dict[str, Any] | None] = [None]
+    logprobs: PromptLogprobs = [None]
     for token in run.prompt_tokens:
         likely = token.alternatives[: run.sampling.prompt_logprobs]
-        told = {
-            str(each.id): {"logprob": each.raw_logprob, "rank": rank, "decoded_token": each.text}
+        of_token = {
+            str(each.id): PromptLogprob(logprob=each.raw_logprob, rank=rank, decoded_token=each.text)
             for rank, each in enumerate(likely, 1)
         }
-        told[str(token.id)] = {
-            "logprob": token.raw_logprob,
-            "rank": token.rank,
-            "decoded_token": token.piece,
-        }
-        made.append(told)
-    return made
+        of_token[str(token.id)] = PromptLogprob(
+            logprob=token.raw_logprob, rank=token.rank, decoded_token=token.piece
+        )
+        logprobs.append(of_token)
+    return logprobs
 
 
-def finish_reason(run: Run) -> str:
-    """Returns how a run ended in OpenAI's words, of which two apply; `stop_reason` and the run have it
+def finish_reason(run: Run) -> Literal["stop", "length"]:
+    """Returns how a run ended, by the two of OpenAI's words that apply; `stop_reason` and the run have it
     exactly."""
     return "stop" if run.finish_reason in ("stop", "repetition") else "length"
 
@@ -340,31 +331,37 @@ def run_headers(runs: Sequence[Run]) -> dict[str, str]:
     return {"x-glassloop-run": ", ".join(run.id for run in runs), "x-request-id": runs[0].id}
 
 
-def token_logprob(service: Service, token: Token, count: int) -> dict[str, Any]:
+class Logprob(TypedDict):
+    token: str
+    bytes: list[int] | None
+    logprob: float | None  # null only for a token of another engine that did not report it
+
+
+class TokenLogprob(Logprob):
+    top_logprobs: list[Logprob]
+
+
+def token_logprob(service: Service, token: Token, count: int) -> TokenLogprob:
     """Returns the log-probabilities of a token and of `count` alternatives: the model's own, which are exact
     and finite whatever the stages did."""
     tokenizer, size = service.llm.tokenizer, service.llm.config.vocab_size
     elsewhere = service.llm.upstream is not None
 
-    def known_bytes(each: Alternative) -> bytes:
+    def bytes_of(each: Alternative) -> bytes:
         if elsewhere:
             return each.text.encode()
         return tokenizer.token_bytes(each.id) if each.id < tokenizer.vocab_size else b""
 
-    return {
-        "token": token.piece,
-        "bytes": list(token.bytes),
-        "logprob": None if isnan(token.raw_logprob) else token.raw_logprob,
-        "top_logprobs": [
-            {
-                "token": each.text,
-                "bytes": list(known_bytes(each)),
-                "logprob": each.raw_logprob,
-            }
+    return TokenLogprob(
+        token=token.piece,
+        bytes=list(token.bytes),
+        logprob=None if isnan(token.raw_logprob) else token.raw_logprob,
+        top_logprobs=[
+            Logprob(token=each.text, bytes=list(bytes_of(each)), logprob=each.raw_logprob)
             for each in token.alternatives[:count]
             if each.id < size
         ],
-    }
+    )
 
 
 # ── options ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -395,19 +392,20 @@ def _add_structured(options: dict[str, Any], body: ChoicesBody) -> None:
 
 def _structured(body: ChoicesBody) -> dict[str, tuple[str, Any]]:
     """Returns the constraints with vLLM's names in a body: the option and its value, by field."""
-    asked = body.structured_outputs or StructuredOutputs(json=None)
-    found: dict[str, tuple[str, Any]] = {
+    outputs = body.structured_outputs or StructuredOutputs(json=None)
+    json_object = {"type": "object"} if outputs.json_object else None
+    constraints: dict[str, tuple[str, Any]] = {
         "guided_json": ("json_schema", body.guided_json),
         "guided_regex": ("regex", body.guided_regex),
         "guided_choice": ("choice", body.guided_choice),
         "guided_grammar": ("grammar", body.guided_grammar),
-        "structured_outputs.json": ("json_schema", asked.json_),
-        "structured_outputs.json_object": ("json_schema", {"type": "object"} if asked.json_object else None),
-        "structured_outputs.regex": ("regex", asked.regex),
-        "structured_outputs.choice": ("choice", asked.choice),
-        "structured_outputs.grammar": ("grammar", asked.grammar),
+        "structured_outputs.json": ("json_schema", outputs.json_),
+        "structured_outputs.json_object": ("json_schema", json_object),
+        "structured_outputs.regex": ("regex", outputs.regex),
+        "structured_outputs.choice": ("choice", outputs.choice),
+        "structured_outputs.grammar": ("grammar", outputs.grammar),
     }
-    return {field: (name, value) for field, (name, value) in found.items() if value is not None}
+    return {field: (name, value) for field, (name, value) in constraints.items() if value is not None}
 
 
 def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None, field: str) -> None:
@@ -420,11 +418,11 @@ def add_format(options: dict[str, Any], kind: str, schema: dict[str, Any] | None
         options["json_schema"] = schema
 
 
-def add_top_logprobs(options: dict[str, Any], count: int | None, asked: bool, switch: str) -> None:
-    """Adds the number of alternatives that are recorded for each token. `asked` tells whether the client gave
+def add_top_logprobs(options: dict[str, Any], count: int | None, is_on: bool, switch: str) -> None:
+    """Adds the number of alternatives that are recorded for each token. `is_on` is whether the client gave
     `switch`, without which the number means nothing."""
     if count is None:
         return
-    if not asked:
+    if not is_on:
         raise invalid("top_logprobs", f"top_logprobs is given without {switch}")
     options["logprobs"] = max(count, Sampling.logprobs)

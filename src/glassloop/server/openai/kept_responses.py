@@ -10,18 +10,19 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.record.messages import text_of
 from glassloop.record.run import Run
 from glassloop.record.run_name import RESPONSE
 from glassloop.server.http.errors import ERRORS, invalid
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.openai.generation import run_headers, token_logprob
 from glassloop.server.openai.responses import (
     LOGPROBS,
     ResponseAnswer,
+    ResponseStatus,
     call_item,
     incomplete_details,
     message_item,
@@ -35,7 +36,8 @@ from glassloop.server.service import Service
 from glassloop.server.studio.runs import Id
 
 
-class DeletedResponse(BaseModel):
+@api_answer
+class DeletedResponse(TypedDict):
     id: str
     object: Literal["response"]
     deleted: bool
@@ -51,8 +53,8 @@ def router(service: Service) -> APIRouter:
             message = "stream is true; a response that was given before is sent as a whole"
             raise invalid("stream", f"{message}. /api/runs/{id}/events has its tokens")
         state = await service.runs.get(id)
-        asked = request.query_params
-        with_logprobs = LOGPROBS in [*asked.getlist("include"), *asked.getlist("include[]")]
+        query = request.query_params
+        with_logprobs = LOGPROBS in [*query.getlist("include"), *query.getlist("include[]")]
         return await service.render(
             [state.run],
             lambda: JSON(_response(service, state, with_logprobs), headers=run_headers([state.run])),
@@ -62,41 +64,44 @@ def router(service: Service) -> APIRouter:
     async def delete(id: Id) -> Response:
         """Removes the run of a response, as DELETE /api/runs/{id} does."""
         await service.remove(id)
-        return JSON({"id": f"{RESPONSE}{id}", "object": "response", "deleted": True})
+        return JSON(DeletedResponse(id=f"{RESPONSE}{id}", object="response", deleted=True))
 
     return routes
 
 
-def _response(service: Service, state: RunState, with_logprobs: bool) -> dict[str, Any]:
+def _response(service: Service, state: RunState, with_logprobs: bool) -> ResponseAnswer:
     run, sampling = state.run, state.run.sampling
     ended = None if state.request is not None or state.is_elsewhere else run
     status = _STATUS.get(run.finish_reason or "", response_status(ended))
     model = service.public_name(run.model)
-    return {
-        "id": f"{RESPONSE}{run.id}",
-        "object": "response",
-        "created_at": int(run.created),
-        "status": status,
-        "error": {"code": "server_error", "message": run.stop_reason or ""} if status == "failed" else None,
-        "incomplete_details": incomplete_details(run) if status == "incomplete" else None,
-        "instructions": _instructions(run),
-        "max_output_tokens": sampling.max_tokens,
-        "model": model if sampling.adapter is None else f"{model}:{sampling.adapter}",
-        "output": [] if ended is None else _output(service, run, status, with_logprobs),
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "text": {"format": _format(sampling.json_schema)},
-        "tool_choice": "auto",
-        "tools": [],
-        "truncation": "disabled",
-        "metadata": {},
-        "usage": None if ended is None else usage_shape(run),
-    }
+    return ResponseAnswer(
+        id=f"{RESPONSE}{run.id}",
+        object="response",
+        created_at=int(run.created),
+        status=status,
+        error={"code": "server_error", "message": run.stop_reason or ""} if status == "failed" else None,
+        incomplete_details=incomplete_details(run) if status == "incomplete" else None,
+        instructions=_instructions(run),
+        max_output_tokens=sampling.max_tokens,
+        model=model if sampling.adapter is None else f"{model}:{sampling.adapter}",
+        output=[] if ended is None else _output(service, run, status, with_logprobs),
+        parallel_tool_calls=True,
+        previous_response_id=None,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        text={"format": _format(sampling.json_schema)},
+        tool_choice="auto",
+        tools=[],
+        truncation="disabled",
+        metadata={},
+        usage=None if ended is None else usage_shape(run),
+    )
 
 
-_STATUS = {"cancelled": "cancelled", "error": "failed"}  # by the reason of a run's end, where they differ
+_STATUS: dict[str, ResponseStatus] = {
+    "cancelled": "cancelled",
+    "error": "failed",
+}  # by the reason of a run's end, where they differ
 
 
 def _output(service: Service, run: Run, status: str, with_logprobs: bool) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.record.run import Run
 from glassloop.record.run_name import MESSAGE, RESPONSE
@@ -27,17 +28,18 @@ from glassloop.server.http.body_fields import (
     word_or,
 )
 from glassloop.server.http.errors import ERRORS, APIError, invalid, unsupported
-from glassloop.server.http.streaming import STREAMED, event
+from glassloop.server.http.streaming import STREAMED, api_answer, event
 from glassloop.server.openai.conversation import Message, TextPart, Tool, as_recorded, encode_messages
 from glassloop.server.openai.generation import (
     Generation,
+    TokenLogprob,
     add_format,
     add_top_logprobs,
     finish_reason,
     respond,
     token_logprob,
 )
-from glassloop.server.openai.tool_calls import FunctionName, NamedTool, build, tools_in_use
+from glassloop.server.openai.tool_calls import FunctionName, NamedTool, ToolCall, build, tools_in_use
 from glassloop.server.sampling_options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
 
@@ -184,11 +186,15 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     user: str | None = None
 
 
-class ResponseAnswer(BaseModel):
+ResponseStatus = Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+
+
+@api_answer
+class ResponseAnswer(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    status: ResponseStatus
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
     instructions: str | None
@@ -254,7 +260,7 @@ class _Response(Generation):
         self._stream = None if self._tools is None else self._tools.stream()
         self._has_begun = False  # the events of the message
 
-    def answer(self, runs: list[Run]) -> dict[str, Any]:
+    def answer(self, runs: list[Run]) -> ResponseAnswer:
         return self._response(runs[0])
 
     # ── as it comes ────────────────────────────────────────────────────────────────────────────────────────
@@ -288,10 +294,10 @@ class _Response(Generation):
     def _finish(self) -> bytes:
         run = self.runs[0]
         response = self._response(run)
-        made = b""
+        events = b""
         for place, item in enumerate(response["output"]):
-            made += self._message_done(run, item) if item["type"] == "message" else self._call(place, item)
-        return made + self._event(f"response.{response['status']}", response=response)
+            events += self._message_done(run, item) if item["type"] == "message" else self._call(place, item)
+        return events + self._event(f"response.{response['status']}", response=response)
 
     def _message_done(self, run: Run, item: dict[str, Any]) -> bytes:
         (part,) = item["content"]
@@ -306,12 +312,12 @@ class _Response(Generation):
     def _call(self, place: int, item: dict[str, Any]) -> bytes:
         """Returns the events of a function call, which is sent when it is complete."""
         where = {"item_id": item["id"], "output_index": place}
-        told = {"name": item["name"], "arguments": item["arguments"]}
+        function = {"name": item["name"], "arguments": item["arguments"]}
         begun = {**item, "arguments": "", "status": "in_progress"}
         return (
             self._event("response.output_item.added", output_index=place, item=begun)
             + self._event("response.function_call_arguments.delta", delta=item["arguments"], **where)
-            + self._event("response.function_call_arguments.done", **told, **where)
+            + self._event("response.function_call_arguments.done", **function, **where)
             + self._event("response.output_item.done", output_index=place, item=item)
         )
 
@@ -320,7 +326,7 @@ class _Response(Generation):
         response = {**self._response(None), "status": "failed", "error": detail}
         return self._event("response.failed", response=response)
 
-    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
         return self._event("response.output_text.delta", delta=text, logprobs=logprobs, **self._place)
 
     def _event(self, kind: str, **details: Any) -> bytes:
@@ -329,39 +335,37 @@ class _Response(Generation):
 
     # ── shapes ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _response(self, run: Run | None) -> dict[str, Any]:
+    def _response(self, run: Run | None) -> ResponseAnswer:
         """Returns the response with a run that has ended, or with None as it is at the beginning."""
-        form = self._format
-        return {
-            "id": f"{RESPONSE}{self._run_id}",
-            "object": "response",
-            "created_at": self._created,
-            "status": response_status(run),
-            "error": None,
-            "incomplete_details": incomplete_details(run),
-            "instructions": self._body.instructions,
-            "max_output_tokens": self._body.max_output_tokens,
-            "model": self.model,
-            "output": [] if run is None else self._output(run),
-            "parallel_tool_calls": self._body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "text": {
+        form, choice = self._format, self._body.tool_choice
+        return ResponseAnswer(
+            id=f"{RESPONSE}{self._run_id}",
+            object="response",
+            created_at=self._created,
+            status=response_status(run),
+            error=None,
+            incomplete_details=incomplete_details(run),
+            instructions=self._body.instructions,
+            max_output_tokens=self._body.max_output_tokens,
+            model=self.model,
+            output=[] if run is None else self._output(run),
+            parallel_tool_calls=self._body.parallel_tool_calls is not False,
+            previous_response_id=None,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            text={
                 "format": {"type": "text"}
                 if form is None
                 else form.model_dump(by_alias=True, exclude_none=True)
             },
-            "tool_choice": self._body.tool_choice.model_dump()
-            if isinstance(self._body.tool_choice, NamedFunction)
-            else self._body.tool_choice or "auto",
-            "tools": [tool.model_dump() for tool in self._body.tools or ()],
-            "truncation": "disabled",
-            "metadata": self._body.metadata or {},
-            "usage": None if run is None else usage_shape(run),
-        }
+            tool_choice=choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            tools=[tool.model_dump() for tool in self._body.tools or ()],
+            truncation="disabled",
+            metadata=self._body.metadata or {},
+            usage=None if run is None else usage_shape(run),
+        )
 
-    def _parts(self, run: Run) -> tuple[str, list[dict[str, Any]]]:
+    def _parts(self, run: Run) -> tuple[str, list[ToolCall]]:
         """Returns the text and the function calls of an answer."""
         if self._tools is None:
             return run.text, []
@@ -377,7 +381,7 @@ class _Response(Generation):
         content = [] if run is None else [text_part(self._parts(run)[0], self._logprobs(run.tokens))]
         return message_item(self._run_id, response_status(run), content)
 
-    def _logprobs(self, tokens: list[Token]) -> list[dict[str, Any]]:
+    def _logprobs(self, tokens: list[Token]) -> list[TokenLogprob]:
         if not self._wants_logprobs:
             return []
         return [token_logprob(self.service, token, self._body.top_logprobs or 0) for token in tokens]
@@ -397,27 +401,25 @@ def _messages(service: Service, body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _conversation(
-    items: Sequence[InputItem],
-) -> list[Message]:
+def _conversation(items: Sequence[InputItem]) -> list[Message]:
     """Returns items of the input as messages. Calls that follow each other, or a text of the assistant, are
     one message."""
-    made: list[Message] = []
+    messages: list[Message] = []
     for each in items:
         if isinstance(each, InputMessage):
-            made.append(Message(role=each.role, content=each.content))
+            messages.append(Message(role=each.role, content=each.content))
         elif isinstance(each, FunctionCall):
             call = {
                 "id": each.call_id,
                 "type": "function",
                 "function": {"name": each.name, "arguments": each.arguments},
             }
-            if not made or made[-1].role != "assistant":
-                made.append(Message(role="assistant"))
-            made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
+            if not messages or messages[-1].role != "assistant":
+                messages.append(Message(role="assistant"))
+            messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
         elif isinstance(each, FunctionCallOutput):
-            made.append(Message(role="tool", tool_call_id=each.call_id, content=each.output))
-    return made
+            messages.append(Message(role="tool", tool_call_id=each.call_id, content=each.output))
+    return messages
 
 
 def _tools(body: ResponsesBody) -> list[Tool] | None:
@@ -442,7 +444,7 @@ def _choice(body: ResponsesBody) -> NamedTool | str | None:
 # ── shapes of any response ─────────────────────────────────────────────────────────────────────────────────
 
 
-def response_status(run: Run | None) -> str:
+def response_status(run: Run | None) -> ResponseStatus:
     """Returns the status of a run that has ended, or of one that has not, which is None."""
     if run is None:
         return "in_progress"
@@ -463,11 +465,11 @@ def message_item(run_id: str, status: str, content: list[dict[str, Any]]) -> dic
     }
 
 
-def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def text_part(text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def call_item(call: dict[str, Any]) -> dict[str, Any]:
+def call_item(call: ToolCall) -> dict[str, Any]:
     """Returns the item of a function call, which is given in the form of chat."""
     return {
         "id": f"fc_{call['id'].removeprefix('call_')}",
@@ -480,12 +482,12 @@ def call_item(call: dict[str, Any]) -> dict[str, Any]:
 
 def usage_shape(run: Run) -> dict[str, Any]:
     used = run.usage
-    # What another engine did not tell counts as none: clients expect numbers.
-    prompt, cached, made = used.prompt_tokens or 0, used.cached_tokens or 0, used.completion_tokens or 0
+    # What another engine did not report counts as none: clients expect numbers.
+    prompt, cached, answer = used.prompt_tokens or 0, used.cached_tokens or 0, used.completion_tokens or 0
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": prompt - cached},
-        "output_tokens": made,
+        "output_tokens": answer,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + made,
+        "total_tokens": prompt + answer,
     }

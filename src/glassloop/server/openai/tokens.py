@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.errors import LengthError
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.body_fields import TemplateValues, many, texts_in
 from glassloop.server.http.errors import ERRORS, invalid
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.openai.conversation import Messages, Tools, encode
 from glassloop.server.sampling_options import Body
 from glassloop.server.service import Service
@@ -34,14 +33,15 @@ class TokenizeBody(Body):
     )
 
 
-class PromptToken(BaseModel):
+class PromptToken(TypedDict):
     id: int
     piece: str
     bytes: str
     special: bool
 
 
-class TokenizeAnswer(BaseModel):
+@api_answer
+class TokenizeAnswer(TypedDict):
     count: int
     max_model_len: int
     tokens: list[int]
@@ -53,20 +53,20 @@ class DetokenizeBody(Body):
     tokens: many(int, _MOST_TOKENS)  # type: ignore[valid-type]
 
 
-class DetokenizeAnswer(BaseModel):
+@api_answer
+class DetokenizeAnswer(TypedDict):
     prompt: str
 
 
-def prompt_token(service: Service, token: int) -> dict[str, Any]:
-    """Returns a token of a prompt as JSON."""
+def prompt_token(service: Service, token: int) -> PromptToken:
     tokenizer = service.llm.tokenizer
     known = token < tokenizer.vocab_size
-    return {
-        "id": token,
-        "piece": service.llm.piece(token),
-        "bytes": tokenizer.token_bytes(token).hex() if known else "",
-        "special": token in tokenizer.special_ids,
-    }
+    return PromptToken(
+        id=token,
+        piece=service.llm.piece(token),
+        bytes=tokenizer.token_bytes(token).hex() if known else "",
+        special=token in tokenizer.special_ids,
+    )
 
 
 def router(service: Service) -> APIRouter:
@@ -107,12 +107,12 @@ def _tokenize(service: Service, body: TokenizeBody) -> Response:
         raise invalid("prompt", "one of prompt and messages is expected")
     if len(ids) > _MOST_TOKENS:
         raise LengthError.about("prompt", f"has {len(ids)} tokens; at most {_MOST_TOKENS} are expected")
-    answer = {
-        "count": len(ids),
-        "max_model_len": service.llm.config.context,
-        "tokens": ids,
-        "pieces": [prompt_token(service, token) for token in ids],
-    }
+    answer = TokenizeAnswer(
+        count=len(ids),
+        max_model_len=service.llm.config.context,
+        tokens=ids,
+        pieces=[prompt_token(service, token) for token in ids],
+    )
     return JSON(answer)
 
 
@@ -120,6 +120,8 @@ def _detokenize(service: Service, body: DetokenizeBody) -> Response:
     tokenizer = service.llm.tokenizer
     for place, token in enumerate(body.tokens):
         if not 0 <= token < tokenizer.vocab_size:
-            name, given = f"tokens[{place}]", str(token)[:40]
-            raise invalid(name, f"{name} is {given}; a token id below {tokenizer.vocab_size} is expected")
-    return JSON({"prompt": tokenizer.decode(body.tokens)})
+            name = f"tokens[{place}]"
+            raise invalid(
+                name, f"{name} is {str(token)[:40]}; a token id below {tokenizer.vocab_size} is expected"
+            )
+    return JSON(DetokenizeAnswer(prompt=tokenizer.decode(body.tokens)))

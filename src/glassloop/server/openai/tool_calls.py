@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
 from pydantic_core import from_json
+from typing_extensions import TypedDict
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.option import children
@@ -51,12 +52,12 @@ class NamedTool(Body):
         return check_type(value, ("function",), _FUNCTION)
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(TypedDict):
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(TypedDict):
     id: str
     type: Literal["function"]
     function: CalledFunction
@@ -151,7 +152,7 @@ class ToolUse:
             parts.append(f"<[{token}]>" if is_special else json.dumps(part, ensure_ascii=False))
         return " ".join(parts)
 
-    def split(self, run: Run, whole: bool) -> tuple[str, list[dict[str, Any]]]:
+    def split(self, run: Run, whole: bool) -> tuple[str, list[ToolCall]]:
         """Returns the text and the tool calls of an answer. One that is not whole, since it was cut off, is
         all text."""
         return _split(run, self._form, self._most) if whole else (run.text, [])
@@ -174,7 +175,7 @@ def tools_in_use(
     return ToolUse(service.llm.tokenizer, tools or (), asked, parallel=parallel is not False)
 
 
-def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[dict[str, Any]]]:
+def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[ToolCall]]:
     """Returns the text and the tool calls of a recorded answer. The record has no tools; that it had some is
     known by the grammar of their calls."""
     if not _HAS_CALLS.search(run.sampling.grammar or "") or tokenizer.chat_template is None:
@@ -184,12 +185,12 @@ def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[dict[str, 
     return _split(run, form_of(tokenizer.chat_template) or PLAIN)
 
 
-def _split(run: Run, form: CallForm, most: int | None = None) -> tuple[str, list[dict[str, Any]]]:
+def _split(run: Run, form: CallForm, most: int | None = None) -> tuple[str, list[ToolCall]]:
     """Returns the text and the tool calls of an answer that is whole."""
-    content, found = find_calls(run.text, form)
+    content, functions = find_calls(run.text, form)
     return content, [
-        {"id": f"call_{run.id}_{place}", "type": "function", "function": call.model_dump()}
-        for place, call in enumerate(found[:most])
+        ToolCall(id=f"call_{run.id}_{place}", type="function", function=function)
+        for place, function in enumerate(functions[:most])
     ]
 
 

@@ -10,22 +10,22 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.decode.chain import known_stages
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import REGISTER, Stage
 from glassloop.engine import lens
-from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Statistics
-from glassloop.model.config import ModelConfig
+from glassloop.engine.protocol import UNKNOWN_CONTEXT, Engine, Handover, Statistics
 from glassloop.server.http.errors import ERRORS, APIError, shutting_down
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.service import Service
 
 
-class HealthAnswer(BaseModel):
+@api_answer
+class HealthAnswer(TypedDict):
     status: Literal["ok", "degraded"]
     reason: str | None  # why it is degraded
     model: str
@@ -33,11 +33,12 @@ class HealthAnswer(BaseModel):
     running: int
 
 
-class ReadyAnswer(BaseModel):
+@api_answer
+class ReadyAnswer(TypedDict):
     status: Literal["ready"]
 
 
-class ReplicaShape(BaseModel):
+class ReplicaShape(TypedDict):
     id: str
     pid: int
     node: str
@@ -52,7 +53,7 @@ class ReplicaShape(BaseModel):
     kv_memory: int
 
 
-class HandoverShape(BaseModel):
+class HandoverShape(TypedDict):
     time: float
     run: str
     tokens: int
@@ -62,28 +63,29 @@ class HandoverShape(BaseModel):
     seconds: float
 
 
-class ClusterShape(BaseModel):
+@api_answer
+class ClusterShape(TypedDict):
     ready: bool
     problem: str | None
     replicas: list[ReplicaShape]
     handovers: list[HandoverShape]
 
 
-class OptionShape(BaseModel):
+class OptionShape(TypedDict):
     name: str
     kind: str
     default: Any
     help: str
 
 
-class StageOptionShape(BaseModel):
+class StageOptionShape(TypedDict):
     name: str
     expected: str
     required: bool
     default: Any
 
 
-class OwnStageShape(BaseModel):
+class OwnStageShape(TypedDict):
     """A stage that is not built in: of a plugin."""
 
     name: str
@@ -92,12 +94,13 @@ class OwnStageShape(BaseModel):
     options: list[StageOptionShape]
 
 
-class DiffusionInfo(BaseModel):
+class DiffusionInfo(TypedDict):
     available: bool  # whether the model has masked rows, or an adapter for them
     defaults: dict[str, Any]  # of every option
 
 
-class Info(BaseModel):
+@api_answer
+class Info(TypedDict):
     model: str
     version: str
     ops: str
@@ -136,7 +139,8 @@ def router(service: Service) -> APIRouter:
             status="degraded" if problem else "ok",
             reason=problem,
             model=service.name,
-            **load,
+            waiting=load["waiting"],
+            running=load["running"],
         )
 
     @routes.get("/ready")
@@ -148,22 +152,22 @@ def router(service: Service) -> APIRouter:
             raise _not_ready(service.llm)
         return ReadyAnswer(status="ready")
 
-    @routes.get("/api/replicas", response_model=list[ReplicaShape])
-    async def replicas() -> list[dict[str, Any]]:
+    @routes.get("/api/replicas")
+    async def replicas() -> list[ReplicaShape]:
         """The engines behind this server: its own, or the replicas of a cluster."""
         return [_replica(each) for each in service.llm.statistics()]
 
-    @routes.get("/api/cluster", response_model=ClusterShape)
-    async def cluster() -> dict[str, Any]:
+    @routes.get("/api/cluster")
+    async def cluster() -> ClusterShape:
         """The replicas with their load and share of cached prompt tokens, and the latest hand-overs: where
         keys are kept apart, those of the client's own runs."""
         llm, viewer = service.llm, service.runs.viewer
-        return {
-            "ready": llm.ready,
-            "problem": llm.problem,
-            "replicas": [_replica(each) for each in llm.statistics()],
-            "handovers": [each.to_dict() for each in llm.handovers() if viewer in (None, each.owner)],
-        }
+        return ClusterShape(
+            ready=llm.ready,
+            problem=llm.problem,
+            replicas=[_replica(each) for each in llm.statistics()],
+            handovers=[_handover(each) for each in llm.handovers() if viewer in (None, each.owner)],
+        )
 
     @routes.get(
         "/metrics",
@@ -181,52 +185,48 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _info(service: Service) -> dict[str, Any]:
+def _info(service: Service) -> Info:
     llm, config = service.llm, service.llm.config
-    return {
-        "model": service.name,
-        "version": _version(),
-        "ops": llm.op_set,
-        "chat": llm.tokenizer.can_chat,
-        "upstream": llm.upstream,
-        "context": config.context if config.context < UNKNOWN_CONTEXT else None,
-        **(_sizes(config, llm.statistics()) if llm.upstream is None else dict.fromkeys(_SIZES)),
-        "load": _load(llm),
-        "options": [
-            {
-                "name": field.name,
-                "kind": field.metadata["kind"],
-                "default": getattr(llm.default_sampling, field.name),
-                "help": field.metadata["help"],
-            }
+    has_model = llm.upstream is None
+    return Info(
+        model=service.name,
+        version=_version(),
+        ops=llm.op_set,
+        chat=llm.tokenizer.can_chat,
+        upstream=llm.upstream,
+        context=config.context if config.context < UNKNOWN_CONTEXT else None,
+        vocabulary=config.vocab_size if has_model else None,
+        layers=len(config.layers) if has_model else None,
+        dim=config.dim if has_model else None,
+        heads=config.heads if has_model else None,
+        kv=_kv(llm.statistics()) if has_model else None,
+        load=_load(llm),
+        options=[
+            OptionShape(
+                name=field.name,
+                kind=field.metadata["kind"],
+                default=getattr(llm.default_sampling, field.name),
+                help=field.metadata["help"],
+            )
             for field in fields(Sampling)
             if field.name != "diffusion"  # below
         ],
-        "stages": known_stages(),
-        "own_stages": [_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
-        "lenses": list(lens.NAMES) if llm.upstream is None else [],
-        "drafter": llm.drafter,
-        "training": service.settings.training is not None,
-        "diffusion": {"available": llm.can_diffuse, "defaults": Diffusion().to_dict()},
-    }
+        stages=known_stages(),
+        own_stages=[_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
+        lenses=list(lens.NAMES) if has_model else [],
+        drafter=llm.drafter,
+        training=service.settings.training is not None,
+        diffusion=DiffusionInfo(available=llm.can_diffuse, defaults=Diffusion().to_dict()),
+    )
 
 
-_SIZES = ("vocabulary", "layers", "dim", "heads", "kv")
-
-
-def _sizes(config: ModelConfig, replicas: Sequence[Statistics]) -> dict[str, Any]:
+def _kv(replicas: Sequence[Statistics]) -> dict[str, int]:
     return {
-        "vocabulary": config.vocab_size,
-        "layers": len(config.layers),
-        "dim": config.dim,
-        "heads": config.heads,
-        "kv": {
-            "memory": sum(each.kv_memory for each in replicas),
-            "bytes": sum(each.kv_bytes for each in replicas),
-            "page_bytes": max((each.page_bytes for each in replicas), default=0),
-            "pages": sum(each.pages for each in replicas),
-            "capacity": sum(each.pages_capacity for each in replicas),
-        },
+        "memory": sum(each.kv_memory for each in replicas),
+        "bytes": sum(each.kv_bytes for each in replicas),
+        "page_bytes": max((each.page_bytes for each in replicas), default=0),
+        "pages": sum(each.pages for each in replicas),
+        "capacity": sum(each.pages_capacity for each in replicas),
     }
 
 
@@ -243,26 +243,50 @@ def _load(llm: Engine) -> dict[str, int]:
     }
 
 
-def _replica(statistics: Statistics) -> dict[str, Any]:
-    own = statistics.to_dict() | {"id": statistics.replica or "local"}
-    return {name: own[name] for name in ReplicaShape.model_fields}
+def _replica(statistics: Statistics) -> ReplicaShape:
+    return ReplicaShape(
+        id=statistics.replica or "local",
+        pid=statistics.pid,
+        node=statistics.node,
+        model=statistics.model,
+        waiting=statistics.waiting,
+        running=statistics.running,
+        finished=statistics.finished,
+        cached_tokens=statistics.cached_tokens,
+        prompt_tokens=statistics.prompt_tokens,
+        prompt_tokens_cached=statistics.prompt_tokens_cached,
+        kv_bytes=statistics.kv_bytes,
+        kv_memory=statistics.kv_memory,
+    )
 
 
-def _own_stage(stage: Stage) -> dict[str, Any]:
-    return {
-        "name": stage.name,
-        "kind": stage.kind,
-        "plugin": None if stage.plugin is None else stage.plugin.file,
-        "options": [
-            {
-                "name": name,
-                "expected": parameter.expected,
-                "required": parameter.required,
-                "default": parameter.default,
-            }
+def _handover(handover: Handover) -> HandoverShape:
+    return HandoverShape(
+        time=handover.time,
+        run=handover.run,
+        tokens=handover.tokens,
+        source=handover.source,
+        target=handover.target,
+        reason=handover.reason,
+        seconds=handover.seconds,
+    )
+
+
+def _own_stage(stage: Stage) -> OwnStageShape:
+    return OwnStageShape(
+        name=stage.name,
+        kind=stage.kind,
+        plugin=None if stage.plugin is None else stage.plugin.file,
+        options=[
+            StageOptionShape(
+                name=name,
+                expected=parameter.expected,
+                required=parameter.required,
+                default=parameter.default,
+            )
             for name, parameter in stage.parameters.items()
         ],
-    }
+    )
 
 
 def _version() -> str:

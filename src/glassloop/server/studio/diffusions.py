@@ -3,24 +3,26 @@ docs/diffusion.md describes what is computed, docs/server.md every shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.engine.request import Request as EngineRequest
+from glassloop.record.passes import PassRecord
 from glassloop.record.run import Run
 from glassloop.server.diffusion_options import DiffusionOptions
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.errors import ERRORS
-from glassloop.server.http.streaming import JSON, STREAMED, EventStream, unless_gone
+from glassloop.server.http.streaming import JSON, STREAMED, EventStream, api_answer, unless_gone
 from glassloop.server.openai.generation import run_headers
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.studio.runs import Id, PromptBody, event_chunks, requests_of
-from glassloop.server.studio.shapes import Summary, frames_of, summary
+from glassloop.server.studio.summaries import Summary, summary
+from glassloop.server.studio.whole_runs import frames_of
 
 _MOST_FRAMES = 1000  # in one answer
 
@@ -29,7 +31,7 @@ class DiffusionBody(PromptBody):
     stream: bool | None = None
 
 
-class FilledShape(BaseModel):
+class FilledShape(TypedDict):
     place: int
     id: int
     text: str
@@ -39,50 +41,56 @@ class FilledShape(BaseModel):
     logprob: float
 
 
-class TakenBackShape(BaseModel):
+class TakenBackShape(TypedDict):
     place: int
     id: int
     text: str
     reason: str
 
 
-class PassShape(BaseModel):
-    pass_: int = Field(alias="pass")
-    first: int
-    width: int
-    filled: list[FilledShape]
-    taken_back: list[TakenBackShape]
+# `pass` is a word of Python, so the shapes that have it as a name are made by a call.
+PassShape = TypedDict(
+    "PassShape",
+    {
+        "pass": int,
+        "first": int,
+        "width": int,
+        "filled": list[FilledShape],
+        "taken_back": list[TakenBackShape],
+    },
+)
 
 
-class DiffusionAnswer(BaseModel):
+@api_answer
+class DiffusionAnswer(TypedDict):
     runs: list[Summary]
     passes: dict[str, list[PassShape]]  # by the id of the run
 
 
-class CellShape(BaseModel):
-    text: str | None
-    id: int | None
-    changed: bool
-    confidence: float | None
-    entropy: float | None
-    raw_logprob: float | None
-    logprob: float | None
-    pass_: int | None = Field(alias="pass")
-    taken_back: str | None
-    reason: str | None
+CellShape = TypedDict(
+    "CellShape",
+    {
+        "text": str | None,
+        "id": int | None,
+        "changed": bool,
+        "confidence": float | None,
+        "entropy": float | None,
+        "raw_logprob": float | None,
+        "logprob": float | None,
+        "pass": int | None,
+        "taken_back": str | None,
+        "reason": str | None,
+    },
+)
+PassFrameShape = TypedDict("PassFrameShape", {"pass": int, "first": int, "cells": list[CellShape]})
 
 
-class PassFrameShape(BaseModel):
-    pass_: int = Field(alias="pass")
-    first: int
-    cells: list[CellShape]
-
-
-class Passes(BaseModel):
+@api_answer
+class Passes(TypedDict):
     run: str
     diffusion: dict[str, Any] | None
     passes: int
-    frames: list[PassFrameShape]
+    frames: Iterable[PassFrameShape]  # made one by one, while they are encoded
     more: bool
 
 
@@ -135,43 +143,48 @@ def _stream(service: Service, requests: list[EngineRequest]) -> Response:
     return EventStream(chunks, headers, lambda: service.release(states))
 
 
-def _answer(service: Service, states: list[RunState]) -> dict[str, Any]:
+def _answer(service: Service, states: list[RunState]) -> DiffusionAnswer:
+    piece = service.llm.piece
+    return DiffusionAnswer(
+        runs=[summary(service, state) for state in states],
+        passes={state.run.id: [_pass(record, piece) for record in state.run.passes] for state in states},
+    )
+
+
+def _pass(record: PassRecord, piece: Callable[[int], str]) -> PassShape:
+    """Returns what a pass has filled, and what had been taken back before it."""
+    filled = [
+        FilledShape(
+            place=each.at,
+            id=each.id,
+            text=piece(each.id),
+            confidence=each.confidence,
+            entropy=each.entropy,
+            raw_logprob=each.raw_logprob,
+            logprob=each.logprob,
+        )
+        for each in record.filled
+    ]
+    taken_back = [
+        TakenBackShape(place=each.at, id=each.id, text=piece(each.id), reason=each.why)
+        for each in record.unfilled
+    ]
     return {
-        "runs": [summary(service, state) for state in states],
-        "passes": {state.run.id: list(_changes(service, state.run)) for state in states},
+        "pass": record.number,
+        "first": record.first,
+        "width": record.width,
+        "filled": filled,
+        "taken_back": taken_back,
     }
 
 
-def _changes(service: Service, run: Run) -> Iterator[dict[str, Any]]:
-    """Yields what each pass has filled, and what had been taken back before it."""
-    piece = service.llm.piece
-    for record in run.passes:
-        filled = [
-            {"place": each.at, "id": each.id, "text": piece(each.id)}
-            | {name: getattr(each, name) for name in ("confidence", "entropy", "raw_logprob", "logprob")}
-            for each in record.filled
-        ]
-        taken_back = [
-            {"place": each.at, "id": each.id, "text": piece(each.id), "reason": each.why}
-            for each in record.unfilled
-        ]
-        yield {
-            "pass": record.number,
-            "first": record.first,
-            "width": record.width,
-            "filled": filled,
-            "taken_back": taken_back,
-        }
-
-
-def _passes(service: Service, run: Run, after: int, limit: int) -> dict[str, Any]:
-    """Returns frames of a run. They are made one by one, while they are encoded."""
+def _passes(service: Service, run: Run, after: int, limit: int) -> Passes:
     count, maker = len(run.passes), frames_of(service, run)
     last = min(count, after + 1 + limit)
-    return {
-        "run": run.id,
-        "diffusion": run.diffusion,
-        "passes": count,
-        "frames": (maker.at(number).to_dict() for number in range(after + 1, last)),
-        "more": last < count,
-    }
+    return Passes(
+        run=run.id,
+        diffusion=run.diffusion,
+        passes=count,
+        frames=(cast(PassFrameShape, maker.at(each).to_dict()) for each in range(after + 1, last)),
+        more=last < count,
+    )

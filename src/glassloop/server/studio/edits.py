@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.decode.sampling import Sampling
 from glassloop.edit.infill import infill, rewrite
@@ -27,7 +28,7 @@ from glassloop.search.verdict import TimedVerifier
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.body_fields import Ids, many
 from glassloop.server.http.errors import ERRORS, invalid
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.openai.conversation import Messages, encode_messages
 from glassloop.server.openai.search_body import SafeName
 from glassloop.server.runs.state import RunState, TreeState
@@ -90,7 +91,7 @@ class SharpenBody(EditBody):
     block: Annotated[int | None, Field(ge=1, le=100_000)] = None
 
 
-class ProposalShape(BaseModel):
+class ProposalShape(TypedDict):
     step: int
     number: int
     start: int
@@ -117,7 +118,7 @@ class ProposalShape(BaseModel):
     line: str
 
 
-class EditFrameShape(BaseModel):
+class EditFrameShape(TypedDict):
     """The text at one moment of an edit, in three parts: the span that was replaced last, and what is around
     it."""
 
@@ -127,7 +128,8 @@ class EditFrameShape(BaseModel):
     after: str
 
 
-class EditShape(BaseModel):
+@api_answer
+class EditShape(TypedDict):
     glassloop_edit: int
     kind: str
     model: str
@@ -159,14 +161,14 @@ def router(service: Service) -> APIRouter:
         sampling = await service.prepare_on_thread(request, body, _sampling, service, body, default)
         options = {name: getattr(body, name) for name in _OPTIONS[make.__name__]}
 
-        def compute(deadline: Deadline) -> Made:
+        def compute(deadline: Deadline) -> MadeEdit:
             return service.llm.apply(_edit, make, *args, deadline=deadline, sampling=sampling, **options)
 
         made = await service.read_model(request, compute, service.pools.editing)
         tree = TreeState()
         await service.runs.add_ended([RunState(run, tree, make.__name__) for run in made.runs])
         return await service.pools.rendering.run(
-            lambda: JSON({**made.edit, "tree": tree.id, "frames": made.frames})
+            lambda: JSON(cast(EditShape, {**made.record, "tree": tree.id, "frames": made.frames}))
         )
 
     @routes.post("/infill", response_model=EditShape)
@@ -208,15 +210,15 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Made(NamedTuple):
-    """What an answer tells of an edit, and the runs that the server keeps."""
+class MadeEdit(NamedTuple):
+    """What an answer shows of an edit, and the runs that the server keeps."""
 
-    edit: dict[str, Any]
-    frames: list[dict[str, Any]]
+    record: dict[str, Any]  # `Edit.to_dict()`
+    frames: list[EditFrameShape]
     runs: list[Run]  # the text before, after each accepted proposal, and at the end
 
 
-def _edit(llm: Engine, make: Callable[..., Edit], *args: Any, **options: Any) -> Made:
+def _edit(llm: Engine, make: Callable[..., Edit], *args: Any, **options: Any) -> MadeEdit:
     """Makes an edit with an engine in this process, here or on a replica."""
     if "check" in options:
         verifier = named_verifier(options["check"])
@@ -225,7 +227,9 @@ def _edit(llm: Engine, make: Callable[..., Edit], *args: Any, **options: Any) ->
         )
     edit = make(llm, *args, **options)
     runs = dict.fromkeys([edit.draft, *(each.run for each in edit.accepted), edit.run])
-    return Made(edit.to_dict(), _frames(edit, llm.tokenizer.decode), [run for run in runs if run is not None])
+    return MadeEdit(
+        edit.to_dict(), _frames(edit, llm.tokenizer.decode), [run for run in runs if run is not None]
+    )
 
 
 def _check_verifier(name: str | None) -> None:
@@ -237,10 +241,10 @@ def _check_verifier(name: str | None) -> None:
         raise invalid("check", f"check: {error}") from None
 
 
-def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[EditFrameShape]:
     """Returns the text before the edit and after each accepted proposal."""
-    first: dict[str, Any] = {"proposal": None, "before": edit.before, "span": "", "after": ""}
-    made = [first]
+    first = EditFrameShape(proposal=None, before=edit.before, span="", after="")
+    frames = [first]
     ids = [] if edit.draft is None else edit.draft.token_ids
     text = decode(ids)
     head = edit.before.removesuffix(text)  # what was given as the prompt
@@ -249,31 +253,32 @@ def _frames(edit: Edit, decode: Callable[[list[int]], str]) -> list[dict[str, An
             parts = ids[: each.start], each.ids, ids[each.end :]
             ids = [token for part in parts for token in part]
             before, span, after = (decode(part) for part in parts)
-            made.append({"proposal": place, "before": head + before, "span": span, "after": after})
-    if len(made) > 1 and "".join(made[-1][name] for name in ("before", "span", "after")) == edit.text:
-        return made
+            frames.append(EditFrameShape(proposal=place, before=head + before, span=span, after=after))
+    latest = frames[-1]
+    if len(frames) > 1 and latest["before"] + latest["span"] + latest["after"] == edit.text:
+        return frames
     # A hole has no tokens before it is filled, and some texts cannot be decoded in parts.
     last = [place for place, each in enumerate(edit.proposals) if each.accepted]
     if not last:
         return [first]
     start, end = edit.span
-    result = {"before": edit.text[:start], "span": edit.text[start:end], "after": edit.text[end:]}
-    return [first, {"proposal": last[-1], **result}]
+    before, span, after = edit.text[:start], edit.text[start:end], edit.text[end:]
+    return [first, EditFrameShape(proposal=last[-1], before=before, span=span, after=after)]
 
 
 def _sampling(service: Service, body: EditBody, default: Sampling | None) -> Sampling:
     options: dict[str, Any] = {} if body.sampling is None else options_of(body.sampling)
-    made = make_sampling(options, service.settings, defaults=default)
+    sampling = make_sampling(options, service.settings, defaults=default)
     if "timeout" not in options:  # that of the server holds for the edit as a whole
-        made = replace(made, timeout=None)
-    service.llm.compile(made)  # raises what is wrong with the options
+        sampling = replace(sampling, timeout=None)
+    service.llm.compile(sampling)  # raises what is wrong with the options
     # A replica that has died must not have drawn another seed than the one that makes the edit again.
-    return made if made.seed is not None else replace(made, seed=draw_seed())
+    return sampling if sampling.seed is not None else replace(sampling, seed=draw_seed())
 
 
 def _prompt(service: Service, body: SharpenBody) -> Any:
-    given = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
-    if len(given) != 1:
+    forms = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
+    if len(forms) != 1:
         raise invalid("prompt", "one of prompt, token_ids and messages is expected")
     if body.messages is not None:
         return encode_messages(service, body.messages)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from math import exp, isnan
-from typing import Any
+from typing import Any, cast
 
-from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from glassloop.decode.explain import Explanation
 from glassloop.decode.sampling import Sampling, merge_options
@@ -19,25 +19,27 @@ from glassloop.engine.replay import Luck, NoSuchToken, Part, token_at
 from glassloop.errors import SamplingError
 from glassloop.record.run import Run
 from glassloop.server.http.errors import APIError
+from glassloop.server.http.streaming import api_answer
 from glassloop.server.sampling_options import make_sampling
 from glassloop.server.service import Service
 
 _KINDS = {field.name: field.metadata["kind"] for field in fields(Sampling)}
 
 
-class Actual(BaseModel):
+class Actual(TypedDict):
     id: int
     text: str
     source: str
 
 
-class Others(BaseModel):
+class Others(TypedDict):
     count: int | None
     raw: float | None
     after: float | None
 
 
-class ExplanationShape(BaseModel):
+@api_answer
+class ExplanationShape(TypedDict):
     index: int
     of: str
     position: int
@@ -77,7 +79,7 @@ class Explainer:
         shown: int,
         overrides: dict[str, Any],
         deadline: Deadline,
-    ) -> dict[str, Any]:
+    ) -> ExplanationShape:
         """Returns the explanation of a token. `number` is that of a pass, in a text that was written by
         diffusion, `shown` how many candidates are listed."""
         if number is not None and (run.diffusion is None or of == "prompt"):
@@ -87,59 +89,62 @@ class Explainer:
             options = merge_options(before, {"n": 1, "beam_width": 1, **overrides})
             make_sampling(options, self._service.settings)
         llm = self._service.llm
-        asked = overrides if number is None else {"number": number, **overrides}
+        question = overrides if number is None else {"number": number, **overrides}
         try:
-            told = llm.explain(run, index, of=of, luck=luck, shown=shown, deadline=deadline, **asked)
+            explanation = llm.explain(
+                run, index, of=of, luck=luck, shown=shown, deadline=deadline, **question
+            )
         except NoSuchToken as error:
             raise APIError(400, str(error), param="index") from None
         actual = self._actual(run, index, of)
-        return {
+        answer = {
             "index": index,
             "of": of,
-            **told.to_dict(),
+            **explanation.to_dict(),
             "actual": actual,
-            "same": None if actual is None else actual["id"] == told.winner.id,
-            "others": self._others(told),
+            "same": None if actual is None else actual["id"] == explanation.winner.id,
+            "others": self._others(explanation),
         }
+        return cast(ExplanationShape, answer)
 
-    def _actual(self, run: Run, index: int, of: Part) -> dict[str, Any] | None:
+    def _actual(self, run: Run, index: int, of: Part) -> Actual | None:
         """Returns the token that the run has at this place, if there is one."""
         if of == "prompt":
             id, llm = run.prompt_ids[index], self._service.llm
             piece = llm.piece(id) if run.upstream is None else run.prompt_tokens[index - 1].piece
-            return {"id": id, "text": piece, "source": "prompt"}
+            return Actual(id=id, text=piece, source="prompt")
         token = token_at(run, index)
         if run.diffusion is not None and index > len(run.tokens):
             token = None  # it was filled in a block that the run does not have, or behind its end
-        return None if token is None else {"id": token.id, "text": token.piece, "source": token.source}
+        return None if token is None else Actual(id=token.id, text=token.piece, source=token.source)
 
-    def _others(self, told: Explanation) -> dict[str, Any]:
+    def _others(self, explanation: Explanation) -> Others:
         """Returns the number and the probability of all tokens that are not listed. Of another engine's only
-        the probability is known, and only if it gave that of all which are listed."""
-        if told.upstream is not None:
-            left = 1.0 - sum(exp(racer.raw_logprob) for racer in told.candidates)
-            return {"count": None, "raw": None if isnan(left) else max(0.0, left), "after": None}
-        raw = sum(exp(racer.raw_logprob) for racer in told.candidates)
-        after = sum(exp(racer.logprob) for racer in told.candidates if racer.logprob is not None)
-        return {
-            "count": self._service.llm.config.vocab_size - len(told.candidates),
-            "raw": max(0.0, 1.0 - raw),
-            "after": max(0.0, 1.0 - after),
-        }
+        the probability is known, and only if it reported that of all that are listed."""
+        candidates = explanation.candidates
+        raw = sum(exp(racer.raw_logprob) for racer in candidates)
+        if explanation.upstream is not None:
+            return Others(count=None, raw=None if isnan(raw) else max(0.0, 1.0 - raw), after=None)
+        after = sum(exp(racer.logprob) for racer in candidates if racer.logprob is not None)
+        return Others(
+            count=self._service.llm.config.vocab_size - len(candidates),
+            raw=max(0.0, 1.0 - raw),
+            after=max(0.0, 1.0 - after),
+        )
 
 
 def read_overrides(query: dict[str, str]) -> dict[str, Any]:
     """Returns the options in a query string: texts as they are, everything else read as JSON."""
-    made: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for name, text in query.items():
         kind = _KINDS.get(name)
-        made[name] = text
+        overrides[name] = text
         if kind in (None, "text"):  # an unknown name is refused by `Sampling`
             continue
         try:
-            made[name] = json.loads(text)
+            overrides[name] = json.loads(text)
         except (ValueError, RecursionError):
             if kind != "texts":
                 expected = f"{kind}, as JSON has it, is expected"
                 raise SamplingError(f"{name} is {text[:80]!r}; {expected}", field=name) from None
-    return made
+    return overrides

@@ -24,11 +24,11 @@ from glassloop.record.store.listing import Listing
 from glassloop.record.views.page import MOST_RUNS, page
 from glassloop.server.http.clients import client_of, owner_of_runs
 from glassloop.server.http.errors import ERRORS, APIError
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.service import Service
-from glassloop.server.studio import shapes
 from glassloop.server.studio.runs import Id
+from glassloop.server.studio.summaries import Runs, summary
 
 _MEDIA_TYPE = "application/vnd.glassloop.run"
 _HTML = "text/html"
@@ -40,7 +40,8 @@ _MOST_EXPLAINED = 256  # tokens in one page
 _MOST_MEMORY = 256 << 20  # bytes that imported runs may take in memory; a small file can be a large run
 
 
-class Imported(shapes.Runs):
+@api_answer
+class Imported(Runs):
     imported_from: str  # the id that the run has in the file
 
 
@@ -206,7 +207,7 @@ class _Importer:
         return run
 
     def _answer(self, state: RunState, original: str, status: int) -> Response:
-        return JSON({"runs": [shapes.summary(self._service, state)], "imported_from": original}, status)
+        return JSON(Imported(runs=[summary(self._service, state)], imported_from=original), status)
 
 
 def _size(run: Run) -> int:

@@ -4,25 +4,53 @@ the lenses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.engine import lens as lenses
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.replay import Luck, Part
+from glassloop.record.run import Run
+from glassloop.record.token import Token
+from glassloop.record.worst import around, first_unlikely, luckiest, most_surprising, surprise_bits
 from glassloop.server.http.errors import ERRORS, APIError
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.service import Service
 from glassloop.server.studio.explaining import Explainer, ExplanationShape, read_overrides
 from glassloop.server.studio.runs import Id
-from glassloop.server.studio.shapes import Worst, worst_tokens
 
 _NOT_OPTIONS = ("luck", "of", "pass", "shown")
 _MOST_SHOWN = 1000  # candidates of an explanation
 _LONGEST_TEXT = 200  # characters whose neighbours are asked for
 _MOST_WORST = 100  # tokens in each list of the worst ones
+
+
+class WorstToken(TypedDict):
+    index: int
+    piece: str
+    before: str  # a few words of the text around it
+    after: str
+    surprise_bits: float | None
+    id: int
+    bytes: str
+    logprob: float | None
+    raw_logprob: float | None
+    rank: int | None
+    rank_after: int | None
+    luck: float | None
+    source: str
+
+
+@api_answer
+class Worst(TypedDict):
+    run: str
+    surprising: list[WorstToken]
+    lucky: list[WorstToken]
+    first_unlikely: WorstToken | None  # the first one below 1 %
 
 
 def router(service: Service) -> APIRouter:
@@ -56,7 +84,7 @@ def router(service: Service) -> APIRouter:
     async def worst(id: Id, count: Annotated[int, Query(ge=1, le=_MOST_WORST)] = 5) -> Response:
         """The tokens that surprised the model most, and those that won by the most luck."""
         run = (await service.runs.get(id)).run
-        return await service.render([run], lambda: JSON(worst_tokens(run, count)))
+        return await service.render([run], lambda: JSON(_worst(run, count)))
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
     async def lens(
@@ -96,3 +124,37 @@ def router(service: Service) -> APIRouter:
         )
 
     return routes
+
+
+def _worst(run: Run, count: int) -> Worst:
+    """Returns the tokens that surprised the model most, those that won by the most luck, and the first
+    unlikely one."""
+    tokens = list(run.tokens)  # a running request appends to it
+    unlikely = first_unlikely(tokens)
+    return Worst(
+        run=run.id,
+        surprising=[_worst_token(tokens, place) for place in most_surprising(tokens, count)],
+        lucky=[_worst_token(tokens, place) for place in luckiest(tokens, count)],
+        first_unlikely=None if unlikely is None else _worst_token(tokens, unlikely),
+    )
+
+
+def _worst_token(tokens: Sequence[Token], place: int) -> WorstToken:
+    token = tokens[place]
+    record = token.to_dict()
+    before, after = around(tokens, place)
+    return WorstToken(
+        index=place,
+        piece=token.piece,
+        before=before,
+        after=after,
+        surprise_bits=surprise_bits(token),
+        id=token.id,
+        bytes=record["bytes"],
+        logprob=record["logprob"],
+        raw_logprob=record["raw_logprob"],
+        rank=record["rank"],
+        rank_after=record["rank_after"],
+        luck=record["luck"],
+        source=token.source,
+    )

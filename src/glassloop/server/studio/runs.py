@@ -35,7 +35,8 @@ from glassloop.server.openai.conversation import Messages, as_recorded, encode_m
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.sampling_options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
-from glassloop.server.studio import shapes
+from glassloop.server.studio.summaries import BriefList, RunList, Runs, Summary, run_list, summary
+from glassloop.server.studio.whole_runs import WholeRun, event_shape, whole_run
 
 Id = Annotated[str, Path(max_length=64), AfterValidator(run_id)]  # of a run, or of an answer
 _AT_ONCE = 16  # events of a log that are sent without a break
@@ -88,10 +89,10 @@ class StepBody(Body):
 def router(service: Service) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["runs"], responses=ERRORS)
 
-    def summaries(states: list[RunState], status: int = 200) -> Response:
-        return JSON({"runs": [shapes.summary(service, state) for state in states]}, status)
+    def started(states: list[RunState]) -> Response:
+        return JSON(Runs(runs=[summary(service, state) for state in states]), 201)
 
-    @routes.get("/runs", response_model=shapes.RunList | shapes.BriefList)
+    @routes.get("/runs", response_model=RunList | BriefList)
     async def runs(
         request: Request,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -105,16 +106,12 @@ def router(service: Service) -> APIRouter:
         page before; `brief` leaves out the options, prompts and ends of long texts."""
         place = None if before is None else await service.runs.place(run_id(before))
         listing = Listing(limit, tree, search.strip(), place)
-        found, more = await unless_gone(
+        listed, more = await unless_gone(
             request.receive, service.runs.newest(listing, client_of(request), brief)
         )
+        return await service.pools.rendering.run(lambda: JSON(run_list(service, listed, more, brief)))
 
-        def render() -> Response:
-            return JSON({"runs": shapes.summaries(service, found, brief), "more": more})
-
-        return await service.pools.rendering.run(render)
-
-    @routes.post("/runs", response_model=shapes.Runs, status_code=201)
+    @routes.post("/runs", response_model=Runs, status_code=201)
     async def start(request: Request, body: StartBody) -> Response:
         tree = None if body.tree is None else await service.runs.tree(body.tree)
         requests = await service.prepare_on_thread(
@@ -122,9 +119,9 @@ def router(service: Service) -> APIRouter:
         )
         names = [strategy.name for strategy in body.strategies or ()]
         states = service.start(requests, tree, names=names, limit=body.pause_after)
-        return summaries(states, 201)
+        return started(states)
 
-    @routes.get("/runs/{id}", response_model=shapes.WholeRun)
+    @routes.get("/runs/{id}", response_model=WholeRun)
     async def run(
         id: Id,
         alternatives: Annotated[int, Query(ge=0, le=64)] = 64,
@@ -132,9 +129,7 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """A run with all that is known of it. `from` leaves out the tokens before this one."""
         state = await service.runs.get(id)
-        return await service.pools.rendering.run(
-            lambda: JSON(shapes.whole_run(service, state, alternatives, first))
-        )
+        return await service.pools.rendering.run(lambda: JSON(whole_run(service, state, alternatives, first)))
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:
@@ -170,29 +165,29 @@ def router(service: Service) -> APIRouter:
 
         return _event_stream(service, request, tree, _after(after, last_event_id), over)
 
-    @routes.post("/runs/{id}/fork", response_model=shapes.Runs, status_code=201)
+    @routes.post("/runs/{id}/fork", response_model=Runs, status_code=201)
     async def fork(id: Id, request: Request, body: ForkBody) -> Response:
         state = await service.runs.get(id)
-        return summaries(await _fork(service, request, state, body, token=body.token), 201)
+        return started(await _fork(service, request, state, body, token=body.token))
 
-    @routes.post("/runs/{id}/edit", response_model=shapes.Runs, status_code=201)
+    @routes.post("/runs/{id}/edit", response_model=Runs, status_code=201)
     async def edit(id: Id, request: Request, body: TextForkBody) -> Response:
         state = await service.runs.get(id)
-        return summaries(await _fork(service, request, state, body, text=body.text), 201)
+        return started(await _fork(service, request, state, body, text=body.text))
 
-    @routes.post("/runs/{id}/step", response_model=shapes.Summary)
+    @routes.post("/runs/{id}/step", response_model=Summary)
     async def step(id: Id, request: Request, body: StepBody) -> Response:
         state = await service.runs.get(id)
         await service.resume(request, body, state, body.tokens)
-        return JSON(shapes.summary(service, state))
+        return JSON(summary(service, state))
 
-    @routes.post("/runs/{id}/stop", response_model=shapes.Summary)
+    @routes.post("/runs/{id}/stop", response_model=Summary)
     async def stop(id: Id) -> Response:
         state = await service.runs.get(id)
         service.cancel([state])
         async for _ in state.tree.follow(len(state.tree.log), lambda: state.request is None):
             pass
-        return JSON(shapes.summary(service, state))
+        return JSON(summary(service, state))
 
     return routes
 
@@ -204,10 +199,10 @@ def requests_of(
     pause_after: int | None = None,
 ) -> list[EngineRequest]:
     """Returns the engine requests of a body: one, or one for each strategy."""
-    given = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
-    if len(given) != 1:
-        found = f"{' and '.join(given)} are given" if given else "none of them is given"
-        raise invalid("prompt", f"one of prompt, token_ids and messages is expected; {found}")
+    forms = [name for name in ("prompt", "token_ids", "messages") if getattr(body, name) is not None]
+    if len(forms) != 1:
+        problem = f"{' and '.join(forms)} are given" if forms else "none of them is given"
+        raise invalid("prompt", f"one of prompt, token_ids and messages is expected; {problem}")
     prompt: Prompt
     messages = None if body.messages is None else as_recorded(body.messages)
     if body.messages is not None:
@@ -223,8 +218,8 @@ def requests_of(
         if pause_after is not None and (sampling.beam_width > 1 or diffusion is not None):
             what = "a beam search" if diffusion is None else "a text that is written by diffusion"
             raise invalid("pause_after", f"pause_after is given; {what} cannot pause")
-        made = service.prepare(prompt, sampling, messages=messages)
-        requests.append(made if diffusion is None else diffused(service, made, diffusion))
+        request = service.prepare(prompt, sampling, messages=messages)
+        requests.append(request if diffusion is None else diffused(service, request, diffusion))
     most = service.settings.most_choices
     if sum(len(request.runs) for request in requests) > most:
         raise invalid("strategies", f"strategies ask for more than {most} runs")
@@ -247,13 +242,13 @@ async def _fork(
         # The options of a run that was read from a file are held to the server's limits like any others.
         before = {**run.options_at(body.at).sampling.to_dict(), "n": 1, "beam_width": 1}
         sampling = make_sampling(merge_options(before, _options(body.sampling)), service.settings)
-        made = service.llm.prepare_fork(run, body.at, sampling=sampling, **change)
-        made.compiled  # noqa: B018  (raises what is wrong with the options)
-        service.check_length(len(run.prompt_ids) + body.at + len(made.forced), "at")
-        return made
+        forked = service.llm.prepare_fork(run, body.at, sampling=sampling, **change)
+        forked.compiled  # noqa: B018  (raises what is wrong with the options)
+        service.check_length(len(run.prompt_ids) + body.at + len(forked.forced), "at")
+        return forked
 
-    made = await service.prepare_on_thread(request, body, prepare)
-    return service.start([made], state.tree, limit=body.pause_after)
+    forked = await service.prepare_on_thread(request, body, prepare)
+    return service.start([forked], state.tree, limit=body.pause_after)
 
 
 # ── streams of events ──────────────────────────────────────────────────────────────────────────────────────
@@ -295,7 +290,7 @@ async def event_chunks(
                 return
             yield STILL_HERE
         elif only is None or each.state is only:
-            yield event(each.kind, shapes.event_shape(service, number, each), number)
+            yield event(each.kind, event_shape(service, number, each), number)
         at_once += 1
         if at_once % _AT_ONCE == 0:
             await asyncio.sleep(0)  # a client that reads quickly must not hold up others with a long log

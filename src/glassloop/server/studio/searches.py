@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.ops.rows import Float64
 from glassloop.record.run import Run
 from glassloop.search.confidence import WINDOW, group_confidences, reached_by, token_confidences
 from glassloop.search.record import read_record
 from glassloop.server.http.errors import ERRORS
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
 from glassloop.server.studio.runs import Id
@@ -25,14 +25,15 @@ _MOST_PATHS = 64  # whose confidence is computed; the first ones
 _MOST_WINDOW = 1 << 20
 
 
-class PathConfidence(BaseModel):
+class PathConfidence(TypedDict):
     number: int
     run: str
     tokens: list[int]  # the last token of each group
     groups: list[float]  # the confidence of each group
 
 
-class SearchConfidence(BaseModel):
+@api_answer
+class SearchConfidence(TypedDict):
     window: int  # tokens of a group
     threshold: float | None  # below which the method stopped paths
     paths: list[PathConfidence]
@@ -51,11 +52,11 @@ def router(service: Service) -> APIRouter:
     @routes.get("/runs/{id}/search/confidence", response_model=SearchConfidence)
     async def confidence(id: Id, points: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         """How sure the model was along each path of a search: the confidence of each group of tokens. Of more
-        than `points` groups, the lowest of each stretch is told. A run that is no path has no paths."""
+        than `points` groups, the lowest of each stretch is shown. A run that is no path has no paths."""
         state = await service.runs.get(id)
         record = _record(state, id)
         if record is None:
-            return JSON({"window": WINDOW, "threshold": None, "paths": []})
+            return JSON(SearchConfidence(window=WINDOW, threshold=None, paths=[]))
         family = {each.run.id: each.run for each in [state, *state.tree.states.values()]}
         paths = [path for path in record["paths"][:_MOST_PATHS] if path["run"] in family]
         runs = [family[path["run"]] for path in paths]
@@ -78,28 +79,33 @@ def _record(state: RunState, id: str) -> dict[str, Any] | None:
 
 def _confidence(
     record: dict[str, Any], paths: Sequence[dict[str, Any]], runs: Sequence[Run], points: int
-) -> dict[str, Any]:
+) -> SearchConfidence:
     options = record["options"]
     window = options.get("window", WINDOW)
     window = window if isinstance(window, int) and 1 <= window <= _MOST_WINDOW else WINDOW
-    return {
-        "window": window,
-        "threshold": _threshold(record),
-        "paths": [
-            {"number": path["number"], "run": run.id, **_groups(run, window, points)}
+    return SearchConfidence(
+        window=window,
+        threshold=_threshold(record),
+        paths=[
+            _path_confidence(path["number"], run, window, points)
             for path, run in zip(paths, runs, strict=True)
         ],
-    }
+    )
 
 
-def _groups(run: Run, window: int, points: int) -> dict[str, Any]:
+def _path_confidence(number: int, run: Run, window: int, points: int) -> PathConfidence:
     confidences = token_confidences(run.tokens)
     places = np.flatnonzero(~np.isnan(confidences))
     groups: Float64 = group_confidences(confidences, window)
     last = places[len(places) - len(groups) :]
     stretches = np.array_split(np.arange(len(groups)), min(points, len(groups)) or 1)
     lowest = [int(each[np.argmin(groups[each])]) for each in stretches if len(each)]
-    return {"tokens": [int(last[at]) for at in lowest], "groups": [float(groups[at]) for at in lowest]}
+    return PathConfidence(
+        number=number,
+        run=run.id,
+        tokens=[int(last[at]) for at in lowest],
+        groups=[float(groups[at]) for at in lowest],
+    )
 
 
 def _threshold(record: dict[str, Any]) -> float | None:

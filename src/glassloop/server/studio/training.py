@@ -1,7 +1,7 @@
 """`GET /api/training`: the training runs in the folder that `serve --training` names, with their curves.
 
 Only folders that a listing of that folder finds can be read, never a path that a client sends. What is read
-of each and what is told of it are bounded.
+of each and what is shown of it are bounded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.errors import GlassloopError
 from glassloop.server.http.errors import ERRORS, APIError
-from glassloop.server.http.streaming import JSON
+from glassloop.server.http.streaming import JSON, api_answer
 from glassloop.server.service import Service
 from glassloop.train.curves import Point, thinned
 from glassloop.train.run_folder import RunFolder
@@ -37,7 +37,7 @@ _MOST_SETTINGS = 100
 _AVERAGED = ("loss", "lr", "norm")
 
 
-class TrainingRun(BaseModel):
+class TrainingRun(TypedDict):
     name: str
     steps: int | None  # that are planned; None if the settings cannot be read
     step: int  # the last one
@@ -50,7 +50,7 @@ class TrainingRun(BaseModel):
     idle: float  # seconds since then
 
 
-class TrainingSample(BaseModel):
+class TrainingSample(TypedDict):
     step: int
     text: str
 
@@ -64,7 +64,8 @@ class TrainingCurves(TrainingRun):
     samples: list[TrainingSample]
 
 
-class TrainingList(BaseModel):
+@api_answer
+class TrainingList(TypedDict):
     runs: list[TrainingRun]
     shown: TrainingCurves | None  # the one that was asked for, or else the first
 
@@ -81,19 +82,19 @@ def router(service: Service) -> APIRouter:
         """The training runs, the one that changed last first, and the curves, settings and samples of one of
         them. There are none without `--training`."""
 
-        def told() -> Response:
-            found = _folders(folder)
-            if run is not None and run not in found:
+        def answer() -> Response:
+            folders = _folders(folder)
+            if run is not None and run not in folders:
                 raise APIError(404, f"there is no training run {run!r}", code="no_such_training_run")
-            shown = found[run] if run is not None else next(iter(found.values()), None)
+            shown = folders[run] if run is not None else next(iter(folders.values()), None)
             return JSON(
-                {
-                    "runs": [_summary(each, _last_points(each)) for each in found.values()],
-                    "shown": None if shown is None else _curves(shown, points),
-                }
+                TrainingList(
+                    runs=[_summary(each, _last_points(each)) for each in folders.values()],
+                    shown=None if shown is None else _curves(shown, points),
+                )
             )
 
-        return await service.pools.rendering.run(told)
+        return await service.pools.rendering.run(answer)
 
     return routes
 
@@ -106,8 +107,8 @@ def _folders(folder: Path | None) -> dict[str, RunFolder]:
         paths = [folder, *sorted(folder.iterdir())]
     except OSError:
         return {}
-    found = [RunFolder(path) for path in paths]
-    runs = [(each, _changed(each)) for each in found]
+    folders = [RunFolder(path) for path in paths]
+    runs = [(each, _changed(each)) for each in folders]
     newest = sorted((pair for pair in runs if pair[1] > 0), key=lambda pair: -pair[1])[:_MOST_RUNS]
     return {each.path.resolve().name: each for each, _ in newest}
 
@@ -141,44 +142,44 @@ def _last_points(run: RunFolder) -> list[Point]:
         return []
 
 
-def _summary(run: RunFolder, points: Sequence[Point]) -> dict[str, Any]:
+def _summary(run: RunFolder, points: Sequence[Point]) -> TrainingRun:
     steps = _settings(run).get("steps")
     changed = _changed(run)
     tokens = _last(points, "tokens")
-    return {
-        "name": run.path.resolve().name,
-        "steps": steps if type(steps) is int else None,
-        "step": max((point["step"] for point in points), default=0),
-        "loss": _last(points, "loss"),
-        "validation": _last(points, "validation"),
-        "tokens": None if tokens is None else int(tokens),
-        "seconds": _last(points, "seconds"),
-        "ended": run.result_file.exists(),
-        "changed": changed,
-        "idle": max(0.0, time.time() - changed),
-    }
+    return TrainingRun(
+        name=run.path.resolve().name,
+        steps=steps if type(steps) is int else None,
+        step=max((point["step"] for point in points), default=0),
+        loss=_last(points, "loss"),
+        validation=_last(points, "validation"),
+        tokens=None if tokens is None else int(tokens),
+        seconds=_last(points, "seconds"),
+        ended=run.result_file.exists(),
+        changed=changed,
+        idle=max(0.0, time.time() - changed),
+    )
 
 
-def _curves(run: RunFolder, most: int) -> dict[str, Any]:
+def _curves(run: RunFolder, most: int) -> TrainingCurves:
     try:
         points = list(_read_points(read_at_most(run.curves, _MOST_CURVES, GlassloopError)))
     except GlassloopError:
         text = f"the curves of {run.path.name} cannot be read, or are longer than {_MOST_CURVES} bytes"
         raise APIError(409, text, code="unreadable_training_run") from None
     samples = [point for point in points if isinstance(point.get("sample"), str)]
-    return {
+    return TrainingCurves(
         **_summary(run, points),
-        "settings": _settings(run),
-        "curves": {
+        settings=_settings(run),
+        curves={
             **{name: _curve(points, name, most) for name in _AVERAGED},
             "validation": _curve(points, "validation", most),
             "tokens_per_second": _speed(points, most),
         },
-        "samples": [
-            {"step": point["step"], "text": point["sample"][:_MOST_TEXT]}
+        samples=[
+            TrainingSample(step=point["step"], text=point["sample"][:_MOST_TEXT])
             for point in samples[-_MOST_SAMPLES:]
         ],
-    }
+    )
 
 
 def _settings(run: RunFolder) -> dict[str, Any]:
@@ -213,9 +214,9 @@ def _speed(points: Sequence[Point], most: int) -> list[tuple[float, float]]:
     """Returns the tokens per second of each stretch of steps."""
     timed = [each for each in points if _is_number(each.get("tokens")) and _is_number(each.get("seconds"))]
     size = max(1, -(-len(timed) // most))
-    made = []
+    speeds = []
     for one, other in zip(timed[::size], timed[size::size], strict=False):
         took = other["seconds"] - one["seconds"]
         if took > 0:
-            made.append((float(other["step"]), (other["tokens"] - one["tokens"]) / took))
-    return made
+            speeds.append((float(other["step"]), (other["tokens"] - one["tokens"]) / took))
+    return speeds
