@@ -26,10 +26,11 @@ from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.workers import Workers
 from glassloop.server.runs.index import RunIndex
 from glassloop.server.runs.state import Event, Hub, TreeState
-from glassloop.server.service import Service, is_constrained
+from glassloop.server.service import Service
 from glassloop.server.studio import runs as routes
 from glassloop.server.studio.edits import InfillBody, RepairBody
 from glassloop.server.studio.runs import StartBody, TextForkBody
+from glassloop.server.thread_work import is_constrained
 
 
 async def _until(condition) -> None:
@@ -142,7 +143,7 @@ def test_a_stream_of_a_tree_that_is_not_computed_ends(monkeypatch):
 
 
 def test_a_long_log_of_events_lets_others_run_in_between(monkeypatch):
-    monkeypatch.setattr(routes.shapes, "event_shape", lambda *_: {})
+    monkeypatch.setattr(routes, "event_shape", lambda *_: {})
     turns = 0
 
     async def other() -> None:
@@ -202,9 +203,9 @@ def test_no_client_holds_all_threads_that_read_the_model(tmp_path):
         return goes_on.wait(60)
 
     async def main(service: Service) -> None:
-        greedy = [asyncio.create_task(service.read_model(asked("10.0.0.1"), read)) for _ in range(20)]
+        greedy = [asyncio.create_task(service.threads.read_model(asked("10.0.0.1"), read)) for _ in range(20)]
         await _until(lambda: len(begun) == 8)
-        assert await service.read_model(asked("10.0.0.2"), lambda deadline: "read") == "read"
+        assert await service.threads.read_model(asked("10.0.0.2"), lambda deadline: "read") == "read"
         assert len(begun) == 8
         goes_on.set()
         assert all(await asyncio.gather(*greedy))

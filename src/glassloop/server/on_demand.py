@@ -86,7 +86,7 @@ class _Model:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.requests or self.service.runs.running() or self.service.searches)
+        return not (self.requests or self.service.runs.running() or self.service.control.searches)
 
 
 class OnDemandModels(ManyModels):

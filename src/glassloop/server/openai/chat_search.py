@@ -62,7 +62,7 @@ class SearchChat(ChatChoices):
             answer["search"] = report
             return JSON(answer, headers=run_headers([won]))
 
-        return await self.service.render(runs, render)
+        return await self.service.threads.render(runs, render)
 
     def stream(self) -> Response:
         if self.service.draining:
@@ -150,7 +150,7 @@ class SearchChat(ChatChoices):
         closed before its end, since the client has disconnected, the search ends."""
         search, service, home = self._search, self.service, asyncio.get_running_loop()
         requests: Sequence[Request] = ()
-        service.searches.add(search)
+        service.control.searches.add(search)
         try:
             while requests := await service.pools.searching.run_for(self.client, search.next_round):
                 over = asyncio.Event()
@@ -166,9 +166,9 @@ class SearchChat(ChatChoices):
                     raise shutting_down()
                 yield
             self._solution = await service.pools.searching.run_for(self.client, search.solution)
-            await service.keep_search(self._solution)
+            await service.control.keep_search(self._solution)
         finally:
-            service.searches.discard(search)
+            service.control.searches.discard(search)
             if self._solution is None:
                 search.cancel("the client has disconnected", unwanted=True)
                 withdraw(search, requests, wait=False)

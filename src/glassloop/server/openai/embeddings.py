@@ -59,8 +59,10 @@ def router(service: Service) -> APIRouter:
         if body.dimensions not in (None, dim):
             message = f"dimensions is {body.dimensions}; this model has {dim} and cannot be cut"
             raise invalid("dimensions", message)
-        inputs = await service.prepare_on_thread(request, body, _encode, service, body)
-        return await service.read_model(request, lambda deadline: _embed(service, body, inputs, deadline))
+        inputs = await service.threads.prepare(request, body, _encode, service, body)
+        return await service.threads.read_model(
+            request, lambda deadline: _embed(service, body, inputs, deadline)
+        )
 
     return routes
 

@@ -43,7 +43,7 @@ async def respond(
         if body.given.get("adapter", adapter) != adapter:
             raise invalid("adapter", f"adapter is not that of model, {adapter!r}; one of the two is expected")
         body.adapter = adapter  # type: ignore[attr-defined]  # a field of Sampling
-    generation = await service.prepare_on_thread(request, body, _prepare, prepare, service, body)
+    generation = await service.threads.prepare(request, body, _prepare, prepare, service, body)
     generation.client = client_of(request)
     if body.given.get("stream"):
         return generation.stream()
@@ -90,16 +90,16 @@ class Generation(ABC):
         return self.runs
 
     async def whole(self) -> Response:
-        await self.service.finish(self.requests)
+        await self.service.control.finish(self.requests)
         runs = self.answered
-        return await self.service.render(
+        return await self.service.threads.render(
             self.runs, lambda: JSON(self.answer(runs), headers=run_headers(runs))
         )
 
     def stream(self) -> Response:
-        states = self.service.start_for_client(self.requests)
+        states = self.service.control.start_for_client(self.requests)
         headers = run_headers([state.run for state in states])
-        return EventStream(self._chunks(states), headers, lambda: self.service.release(states))
+        return EventStream(self._chunks(states), headers, lambda: self.service.control.release(states))
 
     async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
         places = {state: index for index, state in enumerate(states)}
@@ -111,7 +111,7 @@ class Generation(ABC):
         try:
             if chunk := self.begin([state.run for state in states]):
                 yield chunk
-            async for event in self.service.events(states, KEEP_ALIVE):
+            async for event in self.service.control.events(states, KEEP_ALIVE):
                 if event is None:
                     yield STILL_HERE
                     continue
@@ -128,7 +128,7 @@ class Generation(ABC):
                         )
                     )
                 else:
-                    self.service.raise_if_failed(state)
+                    self.service.control.raise_if_failed(state)
                     rest = held[index].rest() if held else []
                     chunk = b"".join([self.token(index, state.run, token) for token in rest])
                     chunk += self.end(index, state.run) if state.run in self.runs else b""

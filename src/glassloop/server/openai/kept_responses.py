@@ -55,7 +55,7 @@ def router(service: Service) -> APIRouter:
         state = await service.runs.get(id)
         query = request.query_params
         with_logprobs = LOGPROBS in [*query.getlist("include"), *query.getlist("include[]")]
-        return await service.render(
+        return await service.threads.render(
             [state.run],
             lambda: JSON(_response(service, state, with_logprobs), headers=run_headers([state.run])),
         )
@@ -63,7 +63,7 @@ def router(service: Service) -> APIRouter:
     @routes.delete("/v1/responses/{id}", response_model=DeletedResponse, operation_id="delete_response")
     async def delete(id: Id) -> Response:
         """Removes the run of a response, as DELETE /api/runs/{id} does."""
-        await service.remove(id)
+        await service.control.remove(id)
         return JSON(DeletedResponse(id=f"{RESPONSE}{id}", object="response", deleted=True))
 
     return routes

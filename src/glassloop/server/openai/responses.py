@@ -289,7 +289,7 @@ class _Response(Generation):
         return self._begin_message() + self._delta(rest, []) if rest else b""
 
     async def finish(self) -> bytes:
-        return await self.service.render(self.runs, self._finish)
+        return await self.service.threads.render(self.runs, self._finish)
 
     def _finish(self) -> bytes:
         run = self.runs[0]

@@ -75,12 +75,12 @@ def router(service: Service) -> APIRouter:
     @routes.post("/tokenize", response_model=TokenizeAnswer)
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
         service.check_model(body.model)
-        return await service.prepare_on_thread(request, body, _tokenize, service, body)
+        return await service.threads.prepare(request, body, _tokenize, service, body)
 
     @routes.post("/detokenize", response_model=DetokenizeAnswer)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         service.check_model(body.model)
-        return await service.prepare_on_thread(request, body, _detokenize, service, body)
+        return await service.threads.prepare(request, body, _detokenize, service, body)
 
     return routes
 

@@ -101,7 +101,7 @@ def router(service: Service) -> APIRouter:
     async def write(request: Request, body: DiffusionBody) -> Response:
         """Write a text by diffusion. It ends if the client disconnects before."""
         body.diffusion = body.diffusion or DiffusionOptions.model_validate({})
-        requests = await service.prepare_on_thread(request, body, requests_of, service, body)
+        requests = await service.threads.prepare(request, body, requests_of, service, body)
         if body.stream:
             return _stream(service, requests)
         return await unless_gone(request.receive, _whole(service, requests))
@@ -121,26 +121,26 @@ def router(service: Service) -> APIRouter:
 
 
 async def _whole(service: Service, requests: list[EngineRequest]) -> Response:
-    states = service.start_for_client(requests)
+    states = service.control.start_for_client(requests)
     try:
-        async for _ in service.events(states):
+        async for _ in service.control.events(states):
             pass
         for state in states:
-            service.raise_if_failed(state)
+            service.control.raise_if_failed(state)
         return await service.pools.rendering.run(lambda: JSON(_answer(service, states)))
     finally:
-        service.release(states)
+        service.control.release(states)
 
 
 def _stream(service: Service, requests: list[EngineRequest]) -> Response:
-    states = service.start_for_client(requests)
+    states = service.control.start_for_client(requests)
 
     def over() -> bool:
         return all(state.request is None for state in states)
 
     headers = run_headers([state.run for state in states])
     chunks = event_chunks(service, states[0].tree, 0, over)
-    return EventStream(chunks, headers, lambda: service.release(states))
+    return EventStream(chunks, headers, lambda: service.control.release(states))
 
 
 def _answer(service: Service, states: list[RunState]) -> DiffusionAnswer:

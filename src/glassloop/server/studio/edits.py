@@ -158,13 +158,13 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """Makes an edit, `make(llm, *args, …)`, and adds its runs to the server's, as one tree."""
         service.llm.check_computes("editing")
-        sampling = await service.prepare_on_thread(request, body, _sampling, service, body, default)
+        sampling = await service.threads.prepare(request, body, _sampling, service, body, default)
         options = {name: getattr(body, name) for name in _OPTIONS[make.__name__]}
 
         def compute(deadline: Deadline) -> MadeEdit:
             return service.llm.apply(_edit, make, *args, deadline=deadline, sampling=sampling, **options)
 
-        made = await service.read_model(request, compute, service.pools.editing)
+        made = await service.threads.read_model(request, compute, service.pools.editing)
         tree = TreeState()
         await service.runs.add_ended([RunState(run, tree, make.__name__) for run in made.runs])
         return await service.pools.rendering.run(
@@ -186,12 +186,12 @@ def router(service: Service) -> APIRouter:
     async def mend(request: Request, body: RepairBody) -> Response:
         service.check_text(body.text, "text")
         service.check_text(body.prompt or "", "prompt")
-        await service.prepare_on_thread(request, body, _check_verifier, body.check)
+        await service.threads.prepare(request, body, _check_verifier, body.check)
         return await edited(request, body, _DRAWN, repair, body.text)
 
     @routes.post("/sharpen", response_model=EditShape)
     async def power(request: Request, body: SharpenBody) -> Response:
-        prompt = await service.prepare_on_thread(request, body, _prompt, service, body)
+        prompt = await service.threads.prepare(request, body, _prompt, service, body)
         return await edited(request, body, Sampling(temperature=1 / body.alpha), sharpen, prompt)
 
     return routes

@@ -83,7 +83,7 @@ def router(service: Service) -> APIRouter:
                     raise APIError(400, str(error), param="explain") from None
             return page(run, told, others=others[::-1]).encode()
 
-        body = await service.read_model(request, build, service.pools.reading)
+        body = await service.threads.read_model(request, build, service.pools.reading)
         return _file(body, _HTML, f"{run.id}.html")
 
     @routes.post(

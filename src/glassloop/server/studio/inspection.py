@@ -73,7 +73,7 @@ def router(service: Service) -> APIRouter:
         run = (await service.runs.get(id)).run
         query = {name: text for name, text in request.query_params.items() if name not in _NOT_OPTIONS}
         overrides = read_overrides(query)
-        return await service.read_model(
+        return await service.threads.read_model(
             request,
             lambda deadline: JSON(
                 explainer.explain(run, index, of, luck, number, shown, overrides, deadline)
@@ -84,7 +84,7 @@ def router(service: Service) -> APIRouter:
     async def worst(id: Id, count: Annotated[int, Query(ge=1, le=_MOST_WORST)] = 5) -> Response:
         """The tokens that surprised the model most, and those that won by the most luck."""
         run = (await service.runs.get(id)).run
-        return await service.render([run], lambda: JSON(_worst(run, count)))
+        return await service.threads.render([run], lambda: JSON(_worst(run, count)))
 
     @routes.get("/runs/{id}/lens/{name}", response_model=dict[str, Any])
     async def lens(
@@ -108,7 +108,7 @@ def router(service: Service) -> APIRouter:
                 return JSON(lens.layers(run, token, count, deadline=deadline).to_dict())
             return JSON(lens.neighbours_in(run, token, count, deadline=deadline).to_dict())
 
-        return await service.read_model(request, look)
+        return await service.threads.read_model(request, look)
 
     @routes.get("/lens/neighbours", response_model=dict[str, Any])
     async def neighbours(
@@ -119,7 +119,7 @@ def router(service: Service) -> APIRouter:
         """The tokens whose embeddings are nearest to that of a text: " king" and "king" are two tokens. Of a
         text of several tokens it is their mean."""
         lens = service.llm.lens
-        return await service.read_model(
+        return await service.threads.read_model(
             request, lambda deadline: JSON(lens.neighbours(of, count, deadline=deadline).to_dict())
         )
 

@@ -32,6 +32,7 @@ from glassloop.server.http.streaming import (
     unless_gone,
 )
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
+from glassloop.server.runs.control import check_paused
 from glassloop.server.runs.state import RunState, TreeState
 from glassloop.server.sampling_options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
@@ -114,11 +115,11 @@ def router(service: Service) -> APIRouter:
     @routes.post("/runs", response_model=Runs, status_code=201)
     async def start(request: Request, body: StartBody) -> Response:
         tree = None if body.tree is None else await service.runs.tree(body.tree)
-        requests = await service.prepare_on_thread(
+        requests = await service.threads.prepare(
             request, body, requests_of, service, body, body.strategies, body.pause_after
         )
         names = [strategy.name for strategy in body.strategies or ()]
-        states = service.start(requests, tree, names=names, limit=body.pause_after)
+        states = service.control.start(requests, tree, names=names, limit=body.pause_after)
         return started(states)
 
     @routes.get("/runs/{id}", response_model=WholeRun)
@@ -133,7 +134,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.delete("/runs/{id}", status_code=204, response_class=Response)
     async def remove(id: Id) -> Response:
-        await service.remove(id)
+        await service.control.remove(id)
         return Response(status_code=204)
 
     @routes.get("/runs/{id}/events", response_class=Response, responses=STREAMED)
@@ -178,13 +179,15 @@ def router(service: Service) -> APIRouter:
     @routes.post("/runs/{id}/step", response_model=Summary)
     async def step(id: Id, request: Request, body: StepBody) -> Response:
         state = await service.runs.get(id)
-        await service.resume(request, body, state, body.tokens)
+        check_paused(state)
+        rest = await service.threads.prepare(request, body, service.control.prepare_rest, state.run)
+        service.control.resume(state, rest, body.tokens)
         return JSON(summary(service, state))
 
     @routes.post("/runs/{id}/stop", response_model=Summary)
     async def stop(id: Id) -> Response:
         state = await service.runs.get(id)
-        service.cancel([state])
+        service.control.cancel([state])
         async for _ in state.tree.follow(len(state.tree.log), lambda: state.request is None):
             pass
         return JSON(summary(service, state))
@@ -247,8 +250,8 @@ async def _fork(
         service.check_length(len(run.prompt_ids) + body.at + len(forked.forced), "at")
         return forked
 
-    forked = await service.prepare_on_thread(request, body, prepare)
-    return service.start([forked], state.tree, limit=body.pause_after)
+    forked = await service.threads.prepare(request, body, prepare)
+    return service.control.start([forked], state.tree, limit=body.pause_after)
 
 
 # ── streams of events ──────────────────────────────────────────────────────────────────────────────────────

@@ -60,7 +60,7 @@ def router(service: Service) -> APIRouter:
         family = {each.run.id: each.run for each in [state, *state.tree.states.values()]}
         paths = [path for path in record["paths"][:_MOST_PATHS] if path["run"] in family]
         runs = [family[path["run"]] for path in paths]
-        return await service.render(runs, lambda: JSON(_confidence(record, paths, runs, points)))
+        return await service.threads.render(runs, lambda: JSON(_confidence(record, paths, runs, points)))
 
     return routes
 
