@@ -46,9 +46,9 @@ class Grammar:
 
     def fork(self) -> Grammar:
         """Returns an independent state from here on. Its time counts for the same request."""
-        made = copy(self)
-        made._matcher = self._matcher.deep_copy()
-        return made
+        twin = copy(self)
+        twin._matcher = self._matcher.deep_copy()
+        return twin
 
     def rewind(self, length: int) -> None:
         """Goes back to the state in which `length` tokens had been committed, if there were more."""
@@ -64,8 +64,8 @@ class Grammar:
         self._budget.spend(self._field, thread_time() - began, _MASK)
         if self._matcher.is_error():
             raise self._refused()
-        known = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
-        allowed[: len(known)] = known
+        flags = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
+        allowed[: len(flags)] = flags
         return allowed
 
     def commit(self, token: int) -> None:
@@ -110,12 +110,12 @@ class _Budget:
             raise _refused(field, TOO_SLOW)
 
 
-def _refused(field: str, told: str) -> SamplingError:
+def _refused(field: str, message: str) -> SamplingError:
     # The library's message may be followed by its whole state; only the first part is meant for users.
-    told = " ".join(told.split("<state>")[0].split("<non-verbose/>")[0].split())
-    if told.startswith("NoExtension"):
-        told = "no token can satisfy it"
-    return SamplingError.about(field, f"cannot be used: {printable(told, 300)}")
+    message = " ".join(message.split("<state>")[0].split("<non-verbose/>")[0].split())
+    if message.startswith("NoExtension"):
+        message = "no token can satisfy it"
+    return SamplingError.about(field, f"cannot be used: {printable(message, 300)}")
 
 
 def _source(sampling: Sampling) -> str:
@@ -165,28 +165,28 @@ class _Compiler:
         starting.start()  # the child makes its tokenizer while this process makes its own
         self._tokenizer = make_tokenizer(vocabulary, tokenizer.encode_bytes)
         starting.join()
-        self._known: OrderedDict[str, _Compiled] = OrderedDict()
+        self._cache: OrderedDict[str, _Compiled] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
     def compile(self, field: str, source: str) -> LLMatcher:
         """Returns a new matcher. Raises a `SamplingError` if the grammar cannot be used."""
         with self._lock:
-            known = self._known.get(source)
-            if known is not None and known.expires < monotonic():
+            compiled = self._cache.get(source)
+            if compiled is not None and compiled.expires < monotonic():
                 self._forget(source)
-                known = None
-            if known is not None:
-                self._known.move_to_end(source)
-        if known is None:
+                compiled = None
+            if compiled is not None:
+                self._cache.move_to_end(source)
+        if compiled is None:
             try:
-                known = self._try(source)
+                compiled = self._try(source)
             except (OSError, RuntimeError) as error:  # no resources for another process or thread
                 raise _refused(field, f"there is nothing to compile it with ({error})") from None
-            self._remember(source, known)
-        if known.matcher is None:
-            raise _refused(field, known.error)
-        return known.matcher.deep_copy()
+            self._remember(source, compiled)
+        if compiled.matcher is None:
+            raise _refused(field, compiled.error)
+        return compiled.matcher.deep_copy()
 
     def _try(self, source: str) -> _Compiled:
         verdict = self._trials.run(source)
@@ -201,17 +201,17 @@ class _Compiler:
             return _Compiled(None, matcher.get_error(), size, again)
         return _Compiled(matcher, "", size)
 
-    def _remember(self, source: str, made: _Compiled) -> None:
+    def _remember(self, source: str, compiled: _Compiled) -> None:
         with self._lock:
-            if source in self._known or made.size > _MOST_REMEMBERED:
+            if source in self._cache or compiled.size > _MOST_REMEMBERED:
                 return
-            self._known[source] = made
-            self._size += made.size
-            while self._size > _MOST_REMEMBERED or len(self._known) > _MANY:
-                self._forget(next(iter(self._known)))
+            self._cache[source] = compiled
+            self._size += compiled.size
+            while self._size > _MOST_REMEMBERED or len(self._cache) > _MANY:
+                self._forget(next(iter(self._cache)))
 
     def _forget(self, source: str) -> None:
-        self._size -= self._known.pop(source).size
+        self._size -= self._cache.pop(source).size
 
 
 _MANY = 8  # cached grammars; each takes up to 30 MB more while it is used
@@ -226,7 +226,7 @@ def _compiler(tokenizer: Tokenizer) -> _Compiler:
     if not tokenizer.eos_ids:
         raise SamplingError(f"{tokenizer.name} has no end-of-sequence token, which a grammar needs")
     with _MAKING:
-        made = _COMPILERS.get(tokenizer)
-        if made is None:
-            made = _COMPILERS[tokenizer] = _Compiler(tokenizer)
-        return made
+        compiler = _COMPILERS.get(tokenizer)
+        if compiler is None:
+            compiler = _COMPILERS[tokenizer] = _Compiler(tokenizer)
+        return compiler

@@ -189,11 +189,11 @@ class Tokenizer:
         if not cuts:
             return False
         try:
-            found = _encoding(self._parts.model.for_text(text).parsing, text)
+            encoding = _encoding(self._parts.model.for_text(text).parsing, text)
         except BaseException as error:  # encoding it will raise the error
             raise_unless_from_library(error)
             return False
-        for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id in self.special_ids:
                 after = bisect_right(cuts, start)
                 if after < len(cuts) and cuts[after] < end:

@@ -75,13 +75,13 @@ def router(service: Service) -> APIRouter:
         places = _explained(explain, run)
 
         def build(deadline: Deadline) -> bytes:
-            told: dict[int, Explanation] = {}
+            explanations: dict[int, Explanation] = {}
             for at in places:
                 try:
-                    told[at] = service.llm.explain(state.run, at, deadline=deadline)
+                    explanations[at] = service.llm.explain(state.run, at, deadline=deadline)
                 except NoSuchToken as error:
                     raise APIError(400, str(error), param="explain") from None
-            return page(run, told, others=others[::-1]).encode()
+            return page(run, explanations, others=others[::-1]).encode()
 
         body = await service.threads.read_model(request, build, service.pools.reading)
         return _file(body, _HTML, f"{run.id}.html")
