@@ -51,7 +51,7 @@ class Grammar:
         return twin
 
     def rewind(self, length: int) -> None:
-        """Goes back to the state in which `length` tokens had been committed, if there were more."""
+        """Goes back to the state after `length` committed tokens, if there were more."""
         if self._length > length:
             self._matcher.rollback(self._length - length)
             self._length = length

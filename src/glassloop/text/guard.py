@@ -122,12 +122,12 @@ class Guard:
                 yield match.start(), len(self._shortest[index])
 
     def _begins_one(self, text: str) -> bool:
-        """Tells whether a suffix of the text begins a special token."""
+        """Returns whether a suffix of the text begins a special token."""
         candidates = self._first.finditer(text, max(0, len(text) - self._longest + 1))
         return any(_continues(text[match.start() :], self._specials) for match in candidates)
 
     def _ends_one(self, text: str) -> bool:
-        """Tells whether a prefix of the text ends a special token."""
+        """Returns whether a prefix of the text ends a special token."""
         candidates = self._last.finditer(text, 0, max(0, self._longest - 1))
         return any(_continues(text[: match.end()][::-1], self._backwards) for match in candidates)
 
@@ -138,7 +138,7 @@ class Guard:
 
 
 def _continues(beginning: str, ordered: list[str]) -> bool:
-    """Tells whether one of the sorted texts begins with `beginning` and is longer."""
+    """Returns whether one of the sorted texts begins with `beginning` and is longer."""
     index = bisect_right(ordered, beginning)
     return index < len(ordered) and ordered[index].startswith(beginning)
 

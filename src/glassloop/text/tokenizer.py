@@ -185,7 +185,7 @@ class Tokenizer:
         return ids
 
     def _has_special_across(self, text: str, cuts: list[int]) -> bool:
-        """Tells whether the tokenizer finds a special token with one of the (sorted) cuts inside it."""
+        """Returns whether the tokenizer finds a special token with one of the (sorted) cuts inside it."""
         if not cuts:
             return False
         try:

@@ -53,7 +53,7 @@ def matches(pattern: str) -> Verifier:
 
 
 def json_matches(schema: dict[str, Any] | bool | None = None) -> Verifier:
-    """Returns a verifier: the text has a JSON object or array, the last of which follows the schema."""
+    """Returns a verifier: the last JSON object or array in the text follows the schema."""
     wanted = True if schema is None else schema
     check_schema(wanted)
 

@@ -86,7 +86,7 @@ class IFEval:
 
 
 def follows(instruction: Instruction, text: str, *, loose: bool = False) -> bool:
-    """Tells whether a text follows an instruction."""
+    """Returns whether a text follows an instruction."""
     check = _CHECKS[instruction.kind]
     variants = _variants(text[:LONGEST]) if loose else [text[:LONGEST]]
     try:

@@ -297,7 +297,7 @@ def _key(value: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tells whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    """Returns whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

@@ -166,7 +166,7 @@ class AccessControl:
         return False
 
     def is_key(self, offered: bytes) -> bool:
-        """Returns whether this is one of the keys. All are compared, each in a time that does not tell how
+        """Returns whether this is one of the keys. All are compared, each in a time that does not show how
         much of it was right."""
         same = [hmac.compare_digest(offered, key.encode()) for key in self._settings.api_keys]
         return any(same)
@@ -203,8 +203,8 @@ def _host(headers: Headers) -> str:
 def _is_foreign(headers: Headers) -> bool:
     """Returns whether a browser sent this for a page of another site, whatever the method.
 
-    Browsers tell: in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it. Other programs
-    send neither.
+    Browsers say so in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it. Other
+    programs send neither.
     """
     if headers.get("sec-fetch-site", "").lower() in ("cross-site", "same-site"):
         return True

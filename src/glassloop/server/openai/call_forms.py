@@ -1,6 +1,6 @@
 """How models write tool calls: one form for each family, as data.
 
-A chat template that has tools also shows the form, by which it is recognized here. Where a template has no
+A chat template that has tools also shows the form, and is recognized here by it. Where a template has no
 place for tools, they are described in the system message, and calls have the form `HERMES`.
 """
 
@@ -119,7 +119,7 @@ def has_calls(template: ChatTemplate) -> bool:
 
 
 def form_of(template: ChatTemplate) -> CallForm | None:
-    """Returns the form in which the model of a template writes calls, None if that is not known."""
+    """Returns the form of the calls that the model of a template writes, None if it is not known."""
     if not has_tools(template):
         return HERMES
     # In a template a text may be a Jinja string, where line ends and quotes are escaped.

@@ -105,13 +105,13 @@ def encode_messages(
 
 def as_recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Returns messages as the record of a run has them: as they were sent, less what no template reads."""
-    made = []
+    recorded = []
     for message in messages:
         each = message.model_dump(exclude_none=True, exclude={"annotations"})
         if isinstance(message.content, list):
             each["content"] = [{"type": part.type, "text": part.text} for part in message.content]
-        made.append(each)
-    return made
+        recorded.append(each)
+    return recorded
 
 
 def encode(
@@ -142,7 +142,7 @@ def encode(
         ids = _write(tokenizer, messages, {**options, "tools": described})
         if ids != _write(tokenizer, messages, options):
             return ids
-    # The template has no place for tools. The system message tells them, or the first one by the user where
+    # The template has no place for tools. The system message lists them, or the first one by the user where
     # the template has no system messages.
     text = describe_tools([tool.function for tool in tools])
     try:

@@ -205,7 +205,7 @@ def _build(service: Service, options: dict[str, Any]) -> tuple[Sampling, Compile
 
 
 def _chosen(tools: Sequence[Tool], choice: str | FunctionName) -> Sequence[Tool]:
-    """Returns the tools of which one may be called."""
+    """Returns the tools that may be called."""
     if isinstance(choice, str):
         return tools
     named = [tool for tool in tools if tool.function.get("name") == choice.name]

@@ -115,11 +115,11 @@ def _sent(service: Service, state: RunState) -> Run:
     return run
 
 
-def _explained(asked: str | None, run: Run) -> list[int]:
+def _explained(query: str | None, run: Run) -> list[int]:
     """Returns the places of the tokens whose explanations a page is to have."""
-    if asked is None:
+    if query is None:
         return []
-    places = list(range(len(run.tokens))) if asked == "all" else sorted(set(map(int, asked.split(","))))
+    places = list(range(len(run.tokens))) if query == "all" else sorted(set(map(int, query.split(","))))
     if len(places) > _MOST_EXPLAINED:
         message = f"explain names {len(places)} tokens; at most {_MOST_EXPLAINED} are expected"
         raise APIError(400, message, param="explain")

@@ -205,7 +205,7 @@ def _replace_all(pieces: list[str], old: str, new: str) -> list[str]:
 def _word_rule(fields: _Fields) -> WordRule:
     pre = fields.string("pre", "default")
     if pre not in GGUF_RULES:
-        from difflib import get_close_matches  # of which a file that can be read has no need
+        from difflib import get_close_matches  # not needed for a file that can be read
 
         near = get_close_matches(pre, GGUF_RULES, 3)
         hint = f"; near are {', '.join(near)}" if near else ""
