@@ -27,7 +27,7 @@ from typing import Any
 
 CAN_FORK = sys.platform.startswith("linux")
 _COMMAND = [sys.executable, "-m", "glassloop"]
-_IMPORTED = ("glassloop.cli.main", "glassloop.server.serve", "glassloop.cli.kept", "glassloop.cli.show")
+_IMPORTED = ("glassloop.cli.main", "glassloop.server.serve", "glassloop.cli.loading", "glassloop.cli.show")
 _IMPORTED += ("uvicorn.loops.uvloop", "uvicorn.lifespan.off", "rich.table", "jinja2", "pydantic.v1")
 # What is read when a command runs, not when a module is imported or the interpreter starts.
 surroundings: dict[str, str] = {}  # the environment of the tests, before any of them has changed it

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.editing.data import BOOKS
 from glassloop import LLM
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.tasks.masked import Masked, Pass
 
 

@@ -157,7 +157,7 @@ class _HostOps(shapes.RandomOps):
     def matrix(self, tensor: Any) -> Any:
         from glassloop.ops.torch.matrix import TorchMatrix
 
-        return TorchMatrix.of(torch.empty(tensor.shape, dtype=torch.bfloat16, device="meta"))
+        return TorchMatrix.of(torch.empty(tensor.shape, dtype=torch.bfloat16, device="meta"), self.device)
 
     def vector(self, tensor: Any) -> torch.Tensor:
         return torch.ones(tensor.shape)
@@ -177,7 +177,8 @@ def stand_in(width: int) -> None:
 
     from glassloop.engine import loop
     from glassloop.ops.native import chooser as native
-    from glassloop.ops.torch import program, rows, step
+    from glassloop.ops.torch import chooser, device_rows, program, step
+    from glassloop.ops.torch.device import default_device
 
     for name, value in {
         "Event": _Event,
@@ -190,7 +191,7 @@ def stand_in(width: int) -> None:
     }.items():
         setattr(torch.cuda, name, value)
     torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign,assignment,misc]
-    program.INTERPRETED = rows.INTERPRETED = False  # type: ignore[attr-defined]
+    default_device().has_streams = True
     loop.perf_counter = CLOCK.now  # type: ignore[attr-defined]
 
     def kernel_at(self: Any, grid: Any) -> Callable[..., None]:
@@ -200,16 +201,16 @@ def stand_in(width: int) -> None:
 
     numbers_made = step.Numbers.__init__
 
-    def numbers(self: Any) -> None:
-        numbers_made(self)
+    def numbers(self: Any, device: Any) -> None:
+        numbers_made(self, device)
         self._copied = _Event()
 
     step.Numbers.__init__ = numbers  # type: ignore[method-assign]
 
     launcher_made = program.Launcher.__init__
 
-    def launcher(self: Any) -> None:
-        launcher_made(self)
+    def launcher(self: Any, device: Any) -> None:
+        launcher_made(self, device)
         self._products.processors, self._products.shared_memory = 132, 232448
 
     program.Launcher.__init__ = launcher  # type: ignore[method-assign]
@@ -236,7 +237,7 @@ def stand_in(width: int) -> None:
             self._kept = _Event()
             self._kept.record()
 
-    rows.DeviceRows.keep = keep  # type: ignore[method-assign]
+    device_rows.DeviceRows.keep = keep  # type: ignore[method-assign]
 
     pieces = [_piece(width, seed) for seed in range(_ANSWERS)]
 
@@ -251,15 +252,15 @@ def stand_in(width: int) -> None:
                 kept.numpy().view(np.uint8)[: len(every)] = every
         return kept[:size]
 
-    rows.DeviceChooser._array = array  # type: ignore[method-assign]
+    chooser.DeviceChooser._array = array  # type: ignore[method-assign]
 
-    finish = rows.DeviceChoices.finish
+    finish = chooser.DeviceChoices.finish
 
     def finished(self: Any, record: Any) -> Any:
         made, tokens = finish(self, record)
         return made, np.frombuffer(made, np.int64).reshape(len(tokens), -1)[:, 0].tolist()
 
-    rows.DeviceChoices.finish = finished  # type: ignore[method-assign]
+    chooser.DeviceChoices.finish = finished  # type: ignore[method-assign]
     assert native.found_bytes(width) == len(pieces[0])
 
 
@@ -319,23 +320,23 @@ PARTS = Parts()
 
 def time_parts() -> None:
     from glassloop.decode import decoder
-    from glassloop.engine import ahead, loop, scheduler
+    from glassloop.engine import ahead, loop, scheduler, step_verbs
     from glassloop.engine.request import Request
-    from glassloop.ops.torch import program, rows, step
+    from glassloop.ops.torch import chooser, program, step
 
     for owner, name, part in (
         (loop.Loop, "step", "other"),
         (scheduler.Scheduler, "plan", "plan"),
         (scheduler.Scheduler, "plan_ahead", "plan"),
-        (ahead.Ahead, "_launch_after", "plan"),
+        (ahead.Ahead, "_plan_after", "plan"),
         (ahead.Ahead, "_launch", "batch"),
         (step.Numbers, "upload", "upload"),
         (program.CudaProgram, "_results_of", "launch"),
-        (rows.DeviceChooser, "start", "begin choice"),
-        (ahead, "_begin_choices", "begin choice"),
+        (chooser.DeviceChooser, "start", "begin choice"),
+        (ahead.Flight, "begin_choices", "begin choice"),
         (decoder.StartedChoices, "finish", "choose"),
         (_Event, "synchronize", "waiting"),
-        (loop.Loop, "commit", "commit"),
+        (step_verbs.StepVerbs, "commit", "commit"),
         (ahead.Ahead, "_settle", "settle"),
         (Request, "tell", "deliver"),
     ):

@@ -16,6 +16,7 @@ from bench.gpu import tiles
 from bench.gpu.shapes import SHAPES, random_packed
 from bench.gpu.timing import graph_seconds
 from glassloop.ops.torch import packed_linear
+from glassloop.ops.torch.device import default_device
 from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.packed import PackedMatrix
@@ -76,9 +77,13 @@ def main(given: argparse.Namespace) -> None:
             del weights
 
 
+def _launch_packed(product: MatrixProduct) -> None:
+    packed_linear.launch(product, default_device(), early=True)
+
+
 def _compare(kind: str, case: Case, replays: int) -> None:
     """Prints times and bits of a product."""
-    launcher, size = Launcher(), case.weights[0].data.nbytes
+    launcher, size = Launcher(default_device()), case.weights[0].data.nbytes
     products = case.products()
     with _line(f"{kind} {case.rows:3} rows {case.name:8}") as say:
         with patch.object(packed_linear, "MOST_ROWS", 0):
@@ -86,7 +91,7 @@ def _compare(kind: str, case: Case, replays: int) -> None:
                 products, lambda each: launcher._products.launch(each, launcher._launch, False), 0
             )
         say(f"expanded first {before * 1e6:7.1f} µs")
-        now, found = _measured(products, lambda each: packed_linear.launch(each, early=True), replays)
+        now, found = _measured(products, _launch_packed, replays)
         say(f"by packed_linear.cu {now * 1e6:7.1f} µs ({size / now / 1e12:.2f} TB/s)")
         same = torch.equal(expected.view(torch.uint8), found.view(torch.uint8))
         say("the same bits" if same else "OTHER BITS")
@@ -100,7 +105,7 @@ def _sweep(kind: str, case: Case, replays: int) -> None:
             _line(f"{kind} {case.rows:3} rows {case.name:8}") as say,
             patch.multiple(packed_linear, ONE=(division,), SOME=(division,), MANY=(division,), SMALL=()),
         ):
-            seconds, found = _measured(products, lambda each: packed_linear.launch(each, early=True), replays)
+            seconds, found = _measured(products, _launch_packed, replays)
             expected = found if expected is None else expected
             say(f"{seconds * 1e6:7.1f} µs ({size / seconds / 1e12:.2f} TB/s), {tuple(division)}")
             if not torch.equal(expected.view(torch.uint8), found.view(torch.uint8)):
@@ -147,7 +152,9 @@ def _weights(kind: str, width: int, columns: int, gated: bool) -> list[PackedMat
         bits, scale = 4 if kind == "q4" else 8, columns**-0.5
         if not gated:
             return random_packed(width, columns, scale, bits)
-        parts = [TorchMatrix.of(random_packed(width, columns, scale, bits)) for _ in range(2)]
+        parts = [
+            TorchMatrix.of(random_packed(width, columns, scale, bits), default_device()) for _ in range(2)
+        ]
         joined = TorchMatrix.joined(parts, in_turn=True)
         assert isinstance(joined, PackedMatrix)
         return joined

@@ -9,7 +9,7 @@ import torch
 from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
 from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
-from glassloop.ops.torch.device import DEVICE, HALF
+from glassloop.ops.torch.device import default_device
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
 from glassloop.ops.torch.packed import CHUNK, PackedMatrix
@@ -45,19 +45,21 @@ class RandomOps(TorchOps):
             return super().matrix(tensor)
         scale = tensor.shape[1] ** -0.5
         if self._weights != "bf16" and tensor.shape[1] % CHUNK == 0:
-            return TorchMatrix.of(random_packed(*tensor.shape, scale, 8 if self._weights == "q8" else 4))
-        values = torch.empty(tensor.shape, dtype=HALF, device=DEVICE).normal_(0.0, scale)
-        return TorchMatrix.of(values)
+            bits = 8 if self._weights == "q8" else 4
+            return TorchMatrix.of(random_packed(*tensor.shape, scale, bits), self.device)
+        values = torch.empty(tensor.shape, dtype=self.device.half, device=self.device.torch)
+        return TorchMatrix.of(values.normal_(0.0, scale), self.device)
 
     def vector(self, tensor: Any) -> torch.Tensor:
-        return torch.ones(tensor.shape, device=DEVICE)
+        return torch.ones(tensor.shape, device=self.device.torch)
 
 
 def random_packed(out: int, into: int, scale: float, bits: int) -> PackedMatrix:
+    at = default_device().torch
     most = 1 << (bits - 1)
-    codes = torch.randint(-most, most, (out, into), dtype=torch.int8, device=DEVICE)
+    codes = torch.randint(-most, most, (out, into), dtype=torch.int8, device=at)
     spread = scale / (74.0 if bits == 8 else 4.6)  # the standard deviation of the codes
-    scales = torch.full((out, into // 32), spread, device=DEVICE)
+    scales = torch.full((out, into // 32), spread, device=at)
     return PackedMatrix.of(codes, scales, None if bits == 8 else scales * 0.5, bits)
 
 

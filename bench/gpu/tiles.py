@@ -20,8 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bench.gpu.shapes import SHAPES
 from bench.gpu.timing import graph_seconds
-from glassloop.ops.torch.device import shared_memory, tma_processors
-from glassloop.ops.torch.kept import keep_table, use_kept_table
+from glassloop.ops.torch.device import default_device
 from glassloop.ops.torch.kernels.linear import linear_kernel, wide_linear_kernel
 from glassloop.ops.torch.tiles import (
     ANY,
@@ -30,8 +29,6 @@ from glassloop.ops.torch.tiles import (
     Table,
     Tile,
     Tiles,
-    tile_for,
-    wide_tile_for,
 )
 
 
@@ -69,7 +66,6 @@ def main(given: argparse.Namespace) -> None:
     if given.forget:
         _save(H200)
         return
-    use_kept_table()
     products = [
         Product(rows, name, *sizes)
         for rows in [int(each) for each in given.rows.split(",")]
@@ -107,7 +103,7 @@ def main(given: argparse.Namespace) -> None:
             flush=True,
         )
     if given.save:
-        _save(fastest(timings, tma_processors() > 0))
+        _save(fastest(timings, default_device().tma_processors > 0))
 
 
 def fastest(timings: Mapping[tuple[Product, Tile], float], has_descriptors: bool) -> Table:
@@ -154,7 +150,10 @@ def _nested(found: Mapping[tuple[int, int], Tile]) -> Tiles:
 
 
 def _save(table: Table) -> None:
-    print("kept" if keep_table(table) else "not kept: Triton's cache cannot be written", flush=True)
+    print(
+        "kept" if default_device().remember_tiles(table) else "not kept: Triton's cache cannot be written",
+        flush=True,
+    )
 
 
 def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:
@@ -171,14 +170,15 @@ def matrices(shape: str) -> dict[str, tuple[int, int, bool]]:
 
 def _is_wide(product: Product) -> bool:
     """Returns whether tiles are copied by descriptors."""
-    return product.rows >= WIDE and tma_processors() > 0
+    return product.rows >= WIDE and default_device().tma_processors > 0
 
 
 def tile_now(product: Product) -> Tile:
     """Returns the tile that programs take."""
+    tiles, shared_memory = default_device().tiles, default_device().shared_memory
     if _is_wide(product):
-        return wide_tile_for(product.rows, product.weights[0], product.gated, shared_memory())
-    return tile_for(product.rows, product.weights[0], shared_memory())
+        return tiles.wide(product.rows, product.weights[0], product.gated, shared_memory)
+    return tiles.plain(product.rows, product.weights[0], shared_memory)
 
 
 def candidates(product: Product) -> list[Tile]:
@@ -207,7 +207,7 @@ def candidates(product: Product) -> list[Tile]:
             )
             if r * w <= 4096 * warps
         ]
-    return [tile for tile in found if _bytes(product, tile) < shared_memory() - 1024]
+    return [tile for tile in found if _bytes(product, tile) < default_device().shared_memory - 1024]
 
 
 def _bytes(product: Product, tile: Tile) -> int:
@@ -231,7 +231,7 @@ def _launch(
     }  # fmt: skip
     sizes = weight, residual, out, rows, width, columns, width, width
     if _is_wide(product):
-        kernel, grid = wide_linear_kernel, (min(tiles, tma_processors()),)
+        kernel, grid = wide_linear_kernel, (min(tiles, default_device().tma_processors),)
         arguments = (
             TensorDescriptor(x, [rows, columns], [columns, 1], [tile.rows, tile.step]),
             TensorDescriptor(weight, list(product.weights), [columns, 1], [tile.width, tile.step]),

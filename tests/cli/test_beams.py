@@ -81,9 +81,9 @@ def test_few_lines_show_the_beams_that_lasted_longest(file, monkeypatch, capsys)
 
 
 def test_a_record_without_its_model_shows_unknown_tokens_by_id(file, monkeypatch):
-    from glassloop.cli import kept
+    from glassloop.cli import run_model
 
     made = Run.load(file[0])
-    monkeypatch.setattr(kept, "tokenizer_of", lambda name, run: None)
-    piece = kept.beam_pieces(str(file[0]), made)
+    monkeypatch.setattr(run_model, "tokenizer_of", lambda name, run: None)
+    piece = run_model.beam_pieces(str(file[0]), made)
     assert piece(made.tokens[0].id) == made.tokens[0].piece and piece(49_000) == "<49000>"

@@ -19,7 +19,8 @@ from hostile.tiny import tiny_gguf
 
 from glassloop import Sampling
 from glassloop.cli.batch import BatchEntry, print_batch
-from glassloop.cli.options import sampling_words
+from glassloop.cli.options import OutputFlags
+from glassloop.cli.sampling_text import sampling_words
 from glassloop.decode.luck import list_seed
 from glassloop.engine import generation
 from glassloop.engine.generation import Interrupted
@@ -168,7 +169,7 @@ def test_ctrl_c_in_a_batch_keeps_what_was_generated(monkeypatch, capsys):
     monkeypatch.setattr(generation, "complete", first_alone)
     entries = [BatchEntry("prompts, line 1", IDS, None, {"max_tokens": 2})] * 2
     with pytest.raises(typer.Exit) as ended:
-        print_batch(small_llm(), entries, True, None, None, False)
+        print_batch(small_llm(), entries, OutputFlags(json_output=True, store=False))
     (line,) = capsys.readouterr().out.splitlines()
     assert ended.value.exit_code == 130 and json.loads(line)["prompt_ids"] == list(IDS)
 

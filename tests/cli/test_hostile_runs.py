@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from glassloop import Run, Sampling, Store, TraceError
 from glassloop.cli import diff, main, models, runs
-from glassloop.cli.kept import model_of
+from glassloop.cli.run_model import model_of
 from glassloop.cli.terminal import print_table, quoted, visible, working
 from glassloop.cli.tokenize import shown
 from glassloop.record.format.glass_file import to_bytes
@@ -146,7 +146,7 @@ def test_a_file_does_not_choose_what_is_downloaded_or_opened(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.gguf").touch()
     (tmp_path / "owner" / "repo").mkdir(parents=True)
-    monkeypatch.setattr("glassloop.cli.kept.load", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr("glassloop.cli.loading.load", lambda *_: pytest.fail("it was opened"))
     monkeypatch.setattr(sys, "argv", ["glassloop", *command, file(model=model)])
     with pytest.raises(SystemExit) as ended:
         main.main()

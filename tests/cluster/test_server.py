@@ -160,7 +160,7 @@ def test_a_deleted_run_is_gone_from_every_replica(site):
 
 def _remembered(loop) -> list[str]:
     """Returns the ids of the runs that drafts are made from."""
-    return [id for recent in loop._recent_runs._owners.values() for id in recent._pieces]
+    return [id for recent in loop.drafts.recent_runs._owners.values() for id in recent._pieces]
 
 
 def _client(key: str) -> str:
@@ -202,7 +202,7 @@ def test_replicas_know_the_owner_of_a_request(model):
                     answer = client.post(path, json=body, headers=headers)
                     assert answer.status_code < 300, answer.text
             loops = [each.llm.engine.loop for each in site.transport.replicas.values()]
-            owners = {owner for loop in loops for owner in loop._recent_runs._owners}
+            owners = {owner for loop in loops for owner in loop.drafts.recent_runs._owners}
             assert owners == {_client(key) for key in ("one", "two")}
     finally:
         site.close()

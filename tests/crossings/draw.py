@@ -26,7 +26,7 @@ FEATURES = {
     "lookup": "drafts from earlier text",
     "drafter": "drafts of a drafter",
     "model": "drafts of a draft model",
-    "masks": "drafts by masks",
+    "masks": "edits by masks",
     "raises": "stages that raise",
     "exits": "stages and listeners that ask for the end of the process",
     "listeners": "listeners that raise",
@@ -111,7 +111,7 @@ def _variant(rng: Rng, without: Collection[str]) -> Op:
     window = pick(rng, 1, 5, 20, 33, 40, 64) if rng.random() < 0.5 and "window" not in without else None
     kinds = ["native"] * 6 + ["ahead", "ahead", "reference"]
     ops = pick(rng, *[kind for kind in kinds if kind not in without])
-    drafts = ["off", "lookup", "model", "masks"]
+    drafts = ["off", "lookup", "model"]
     if ops == "native" and window is None:
         drafts += ["drafter"] * 2
     draft = pick(rng, *[kind for kind in drafts if kind not in without])

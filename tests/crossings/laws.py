@@ -196,14 +196,14 @@ class Judge:
         """All that requests held is given back. Called on the engine's thread, or when it rests."""
         loop = world.engine.loop
         trees = [loop.tree]
-        if isinstance(loop._draft_model, DraftModel):
-            trees.append(loop._draft_model.tree)
+        if isinstance(loop.drafts, DraftModel):
+            trees.append(loop.drafts.tree)
         for tree in trees:
             held = tree.held, len(tree.paths)
             self.must(
                 held == (0, 0), "held", lambda held=held: f"{held[0]} pages and {held[1]} paths are held"
             )
-        open_tasks = len(loop._tasks), len(loop.scheduler.running), len(loop.scheduler.waiting)
+        open_tasks = len(loop.tasks.by_request), len(loop.scheduler.running), len(loop.scheduler.waiting)
         self.must(open_tasks == (0, 0, 0), "held", lambda: f"tasks, running, waiting: {open_tasks}")
         self.integrity(world)
 

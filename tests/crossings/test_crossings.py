@@ -74,7 +74,7 @@ WANTED = {
     "stop strings": 8,
     "windows": 12,
     **dict.fromkeys(["ops native", "ops ahead", "ops reference"], 2),
-    **dict.fromkeys([f"draft {kind}" for kind in ("off", "lookup", "model", "masks", "drafter")], 2),
+    **dict.fromkeys([f"draft {kind}" for kind in ("off", "lookup", "model", "drafter")], 2),
     **dict.fromkeys([f"asked {kind}" for kind in QUESTIONS], 1),
 }
 

@@ -24,12 +24,12 @@ from ops.random_models import random_tensor
 
 from glassloop.api.llm import LLM
 from glassloop.decode.sampling import Sampling
-from glassloop.engine import scheduler
 from glassloop.engine.adapters import LoadedAdapter
 from glassloop.engine.drafting.draft_model import DraftModel
 from glassloop.engine.logits import RowCache
 from glassloop.engine.loop import Loop
 from glassloop.engine.tasks import sample
+from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.thread import EngineThread
 from glassloop.engine.turns import Turns
@@ -116,8 +116,6 @@ class World(LLM):
         self._mask = Mask(MASK, self.transformer.load_adapter(holes), sha256=holes.sha256)
         for name in ADAPTERS if settings is not None else (*ADAPTERS, *EXTRAS):
             self.add_adapter(name)
-        if draft == "masks":
-            loop.draft_by_masks(self._mask)
 
     def _loop(self, draft: str, settings: Mapping[str, Any]) -> Loop:
         ops = self.transformer.ops
@@ -133,7 +131,7 @@ class World(LLM):
         running = settings.get("most_running", 64)
         made = Loop(self.transformer, self.tokenizer, self._pieces.__getitem__, memory, running, drafting)
         # Whether a draft pays is measured. Here it always does, so that a scenario has the same drafts again.
-        made._step_cost.cost = lambda rows: 1.0  # type: ignore[method-assign]
+        made.drafts.step_cost.cost = lambda rows: 1.0  # type: ignore[method-assign]
         _simulate_time(made.scheduler.turns, settings.get("uneven", 0.0))
         return made
 
@@ -169,10 +167,10 @@ def alone(variant: Mapping[str, Any]) -> World:
 @contextmanager
 def limits(settings: Mapping[str, Any]) -> Iterator[None]:
     """Sets the limits of a step that are constants of the engine, until the block ends."""
-    before = scheduler._SCORED_ROWS, sample._TOO_MANY_TO_GUESS
-    scheduler._SCORED_ROWS = settings.get("scored_rows", before[0])
+    before = task_module._SCORED_ROWS, sample._TOO_MANY_TO_GUESS
+    task_module._SCORED_ROWS = settings.get("scored_rows", before[0])
     sample._TOO_MANY_TO_GUESS = settings.get("too_many_to_guess", before[1])
     try:
         yield
     finally:
-        scheduler._SCORED_ROWS, sample._TOO_MANY_TO_GUESS = before
+        task_module._SCORED_ROWS, sample._TOO_MANY_TO_GUESS = before

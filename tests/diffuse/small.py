@@ -17,7 +17,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stop import stop_ids
 from glassloop.diffuse.filling import Filling
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.tasks.masked import Mask, Pass
 from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from diffuse.small import masked_llm
-from engine.random_runs import PROMPT
+from diffuse.small import MaskedLLM, masked_llm
+from engine.random_runs import PROMPT, small_llm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassloop import Run, Sampling
+from glassloop import GlassloopError, Run, Sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.diffuse.frames import Frames, frames
 from glassloop.diffuse.write import by_diffusion, follow_passes
@@ -115,3 +115,20 @@ def test_a_record_is_bounded(monkeypatch):
     changes = sum(len(each.filled) + len(each.unfilled) for each in run.passes)
     assert run.finish_reason == "length" and run.stop_reason == "10 changes"
     assert 10 <= changes < 20 and MOST_CHANGES > 10_000
+
+
+def test_a_function_that_is_told_of_passes_cannot_end_the_engine():
+    made = MaskedLLM()
+
+    def leave(run, record):
+        raise SystemExit
+
+    with pytest.raises(GlassloopError, match=r"code of the request called sys\.exit\(\)"):
+        made.diffuse(PROMPT, Sampling(max_tokens=8), on_pass=leave)
+    with pytest.raises(GlassloopError, match="was made on the engine's thread"):
+        made.diffuse(PROMPT, Sampling(max_tokens=8), on_pass=lambda run, record: made.generate(PROMPT))
+    assert (
+        made.generate(PROMPT, Sampling(seed=1)).tokens
+        == small_llm().generate(PROMPT, Sampling(seed=1)).tokens
+    )
+    made.close()

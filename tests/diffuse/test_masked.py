@@ -17,7 +17,7 @@ from glassloop import GlassloopError, Sampling
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.hole import fill_holes
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.edit.infill import infill
 from glassloop.engine.tasks.masked import Mask, Masked, MaskedRow, Pass
 

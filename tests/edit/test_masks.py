@@ -12,7 +12,7 @@ from diffuse.small import masked_llm, naive_logits
 from engine.random_runs import small_llm
 
 from glassloop import GlassloopError, Sampling, TraceError
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.edit.infill import infill, rewrite
 from glassloop.edit.masks import masked_bits
 from glassloop.edit.proposal import EditWork

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassloop import Sampling
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.edit import mistakes
 from glassloop.edit.masks import look
 from glassloop.edit.mistakes import evidence

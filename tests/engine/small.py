@@ -150,7 +150,7 @@ def finish(loop: Loop, *requests: Request) -> list[Run]:
 def check_held(loop: Loop) -> None:
     """Raises unless the tree is sound and every path belongs to a branch of a task that has not ended."""
     loop.tree.check_integrity()
-    branches = [branch for tasks in loop._tasks.values() for task in tasks for branch in task.branches]
+    branches = [branch for task in loop.tasks for branch in task.branches]
     held = [branch.path for branch in branches] + [getattr(branch, "scratch", None) for branch in branches]
     assert loop.tree.paths == {path for path in held if path is not None}
     if not loop.busy:

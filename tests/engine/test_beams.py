@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine.random_runs import PROMPT, random_sampling, small_llm
-from engine.small import EOS, check_held, finish, loop, model, naive, request, tokenizer
+from engine.small import EOS, check_held, finish, loop, model, naive, request
 from model.tiny import TINY, VOCAB, make
 
 from glassloop.decode.compiled import Compiled
@@ -113,15 +113,8 @@ def test_one_beam_is_greedy_and_four_are_no_worse(seed):
     one = request(prompt, Sampling(max_tokens=12, ignore_eos=True))
     engine = loop(small)
     # A width of 1 asks for no search, so the search is asked for by hand.
-    task = Beams(
-        one,
-        (0, 0),
-        engine.decoder(one.runs[0], prompt, one.compiled),
-        tokenizer(),
-        tokenizer().piece,
-        engine.tree,
-    )
-    engine._tasks[one] = [task]
+    task = Beams(one, (0, 0), engine.context)
+    engine.tasks.by_request[one] = [task]
     engine.scheduler.add(task)
     while engine.busy:
         engine.step()
@@ -275,7 +268,7 @@ def test_scoring_survives_preemption(evictions, monkeypatch):
     alone = finish(loop(model(40)), request(prompt, sampling))
     engine, asked = loop(model(40), pages=16), request(prompt, sampling)
     engine.add(asked)
-    (task,) = engine._tasks[asked]
+    (task,) = engine.tasks.by_request[asked]
     scoring = 0
     for step in count():
         engine.step()
@@ -446,7 +439,7 @@ def test_every_run_ends_once_although_the_listener_fails_and_the_search_is_ended
     asked.listener = fail
     engine = loop(model())
     engine.add(asked)
-    (task,) = engine._tasks[asked]
+    (task,) = engine.tasks.by_request[asked]
     while engine.busy:
         engine.step()
     task.finish(CANCELLED)

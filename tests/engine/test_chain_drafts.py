@@ -16,7 +16,7 @@ from glassloop.decode.luck import branch_key, luck_key, luck_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.drafting import chain_drafts
 from glassloop.engine.drafting.chain_drafts import ChainDrafts
-from glassloop.engine.drafting.drafts import Lookup
+from glassloop.engine.drafting.lookup import Lookup
 from glassloop.engine.loop import Loop
 from glassloop.model import drafter
 from glassloop.model.cache import Branches
@@ -30,8 +30,8 @@ FEW = tuple(range(97, 103))  # tokens: of so few, a random drafter guesses some 
 def _eager(engine: Loop, monkeypatch: pytest.MonkeyPatch, lookup: bool = False) -> ChainDrafts:
     """Lets every chain be drawn and computed, whatever it costs; without `lookup`, nothing else is
     proposed."""
-    drafts = engine._chain_drafts
-    assert drafts is not None
+    drafts = engine.drafts
+    assert isinstance(drafts, ChainDrafts)
     monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)
     monkeypatch.setattr(drafts.step_cost, "best", lambda *given: (1e-9, 1))
     monkeypatch.setattr(chain_drafts, "_LEAST_GAIN", 0.0)
@@ -166,8 +166,8 @@ def test_rows_of_a_batch_are_drawn_as_if_alone():
 def test_drafts_that_are_never_right_are_seldom_made(monkeypatch):
     monkeypatch.setattr(Lookup, "propose", lambda *given: (0.0, []))
     engine = loop(drafting_model(tuple(range(10))))
-    drafts = engine._chain_drafts
-    assert drafts is not None
+    drafts = engine.drafts
+    assert isinstance(drafts, ChainDrafts)
     monkeypatch.setattr(drafts.step_cost, "saw", lambda rows, seconds: None)  # the estimate of costs holds
     sampling = Sampling(
         temperature=0, max_tokens=120, ignore_eos=True, allowed_token_ids=list(range(50, 250))
@@ -183,8 +183,8 @@ def test_no_chain_is_drawn_for_many_streams():
     """With more streams than `_MOST_ROWS`, rows of drafts cost what they save; with one, chains are drawn."""
     for streams in (1, chain_drafts._MOST_ROWS + 1):
         engine = loop(drafting_model(FEW))
-        drafts = engine._chain_drafts
-        assert drafts is not None
+        drafts = engine.drafts
+        assert isinstance(drafts, ChainDrafts)
         sampling = Sampling(max_tokens=24, allowed_token_ids=list(FEW))
         runs = finish(engine, *(request([97 + number], sampling) for number in range(streams)))
         assert all(same(run, naive(drafting_model(FEW), run)) for run in runs)

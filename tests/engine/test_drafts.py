@@ -10,15 +10,10 @@ from glassloop import LLM, GlassloopError, Sampling
 from glassloop.engine.branch import Branch
 from glassloop.engine.drafting import draft_model
 from glassloop.engine.drafting.draft_model import DraftModel
-from glassloop.engine.drafting.drafts import (
-    AcceptanceRates,
-    Lookup,
-    NgramIndex,
-    RecentRuns,
-    RunsByOwner,
-    StepCost,
-    ngram_of,
-)
+from glassloop.engine.drafting.guesser import AcceptanceRates
+from glassloop.engine.drafting.lookup import Lookup
+from glassloop.engine.drafting.ngram_index import NgramIndex, RecentRuns, RunsByOwner, ngram_of
+from glassloop.engine.step_cost import StepCost
 from glassloop.ops.native.ops import NativeOps
 
 
@@ -101,7 +96,7 @@ def test_a_guess_from_another_run_is_not_recorded():
     small = model(None)
     secret = [200, 201, 202, 203, 204, 205, 206, 207]
     engine = loop(small)
-    engine._step_cost.cost = lambda rows: 1.0  # guesses seem to pay always
+    engine.drafts.step_cost.cost = lambda rows: 1.0  # guesses seem to pay always
     finish(engine, request([65, 66, 67, 67, 67, *secret], Sampling(max_tokens=1), owner="one"))
 
     def asked(owner):
@@ -139,7 +134,9 @@ def test_repetition_is_noticed_and_drafted():
     )
     asked = request(prompt, sampling)
     engine = loop(small)
-    engine._step_cost.saw = lambda rows, seconds: None  # what rows cost by the estimate, not as measured
+    engine.drafts.step_cost.saw = lambda rows, seconds: (
+        None
+    )  # what rows cost by the estimate, not as measured
     (run,) = finish(engine, asked)
     assert same(run, naive(small, run))
     assert run.drafts.accepted > 20 and engine.counters.steps < 45
@@ -177,14 +174,7 @@ def test_every_guess_that_was_refused_is_kept_where_it_was_and_no_other(seed):
     plain = naive(small, asked.runs[0])
     guesser = _Slipping(rng, len(asked.prompt_ids), [*plain.token_ids, EOS])
     engine = loop(small)
-    make = engine._sample
-
-    def sample(*given):
-        made = make(*given)
-        made._guesser = guesser
-        return made
-
-    engine._sample = sample  # type: ignore[method-assign]
+    engine.drafts.guesser = lambda *run: guesser  # type: ignore[method-assign]
     (run,) = finish(engine, asked)
     assert same(run, plain)
     records = [*run.tokens, *([] if run.end is None else [run.end])]
@@ -268,7 +258,7 @@ def test_a_long_prompt_beside_streams_costs_bounded_passes_of_both_models(monkey
     passes, drafted = _Passes(small, monkeypatch), _Passes(drafter, monkeypatch)
     memory = 60 * small.page_bytes
     engine = loop(small, pages=60, draft=DraftModel(drafter, memory))
-    monkeypatch.setattr(engine._step_cost, "worth", lambda chance, most, each: min(2, most))
+    monkeypatch.setattr(engine.drafts.step_cost, "worth", lambda chance, most, each: min(2, most))
     passes.watch(engine, monkeypatch), drafted.watch(engine, monkeypatch)
     sampling = Sampling(max_tokens=90, seed=1, ignore_eos=True)
     asked = [request([65 + number] * 5, sampling) for number in range(streams)]
@@ -314,6 +304,11 @@ def test_the_real_model_drafts_for_itself():
 def test_a_draft_model_with_other_tokens_is_refused():
     with pytest.raises(GlassloopError, match="draft is gemma-3-270m, whose vocabulary differs from that of"):
         LLM(draft="gemma-3-270m")
+
+
+def test_masks_are_no_drafter_any_more():
+    with pytest.raises(GlassloopError, match="masks"):
+        LLM(draft="masks", kv_memory="50MB")
 
 
 def test_a_lookup_is_silent_without_a_past():

@@ -15,7 +15,6 @@ from glassloop import GlassloopError, Sampling
 from glassloop.decode.stage import REGISTER, stage
 from glassloop.decode.stop import Pause
 from glassloop.engine.drafting.draft_model import DraftModel
-from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.tasks.reading import Reading
 from glassloop.engine.thread import Busy, EngineThread
 
@@ -189,13 +188,11 @@ def _drafting(kind: str) -> Any:
         made = loop(model(None), draft=DraftModel(model(None), 1 << 20))
     else:
         made = loop(drafting_model() if kind == "chain" else model(None))
-    if kind == "masks":
-        made.draft_by_masks(Mask(1))
-    made._step_cost.cost = lambda rows: 1.0  # drafts seem to pay always
+    made.drafts.step_cost.cost = lambda rows: 1.0  # drafts seem to pay always
     return made
 
 
-@pytest.mark.parametrize("kind", ["masks", "model", "chain"])
+@pytest.mark.parametrize("kind", ["model", "chain"])
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_stage_that_raises_while_drafts_are_made_costs_only_its_own_request(own_stage, kind, error):
     def breaks(step):
@@ -211,10 +208,10 @@ def test_a_stage_that_raises_while_drafts_are_made_costs_only_its_own_request(ow
     engine.tree.check_integrity()
 
 
-@pytest.mark.parametrize("kind", ["masks", "model", "chain"])
+@pytest.mark.parametrize("kind", ["model", "chain"])
 def test_no_error_of_a_drafter_ends_a_step(kind, monkeypatch, caplog):
     engine = _drafting(kind)
-    drafter = engine._chain_drafts or engine._draft_model
+    drafter = engine.drafts
     tree = getattr(drafter, "tree", engine.tree)
     calls = []
 
@@ -223,7 +220,6 @@ def test_no_error_of_a_drafter_ends_a_step(kind, monkeypatch, caplog):
         raise RuntimeError("on purpose")
 
     broken, name = {
-        "masks": (drafter, "_guess"),
         "model": (drafter, "_grow"),
         "chain": (getattr(drafter, "_chain", None), "draw"),
     }[kind]

@@ -114,14 +114,7 @@ def test_accepted_drafts_are_part_of_the_record():
     small, engine = model(), loop(model())
     asked = request(PROMPT, MIROSTAT)
     expected = naive(small, asked.runs[0])
-    make = engine._sample
-
-    def drafting(*arguments):
-        made = make(*arguments)
-        made._guesser = Oracle(expected.token_ids)
-        return made
-
-    engine._sample = drafting  # type: ignore[method-assign]
+    engine.drafts.guesser = lambda *run: Oracle(expected.token_ids)  # type: ignore[method-assign]
     (run,) = finish(engine, asked)
     assert same(run, expected) and run.drafts.accepted > 10
     assert any(token.refused is not None for token in run.tokens)

@@ -179,7 +179,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 # Methods that take requests, runs or options that other methods have made and checked, or nothing at all.
 INNER = {
     *("adapter_number", "adapters_of", "afollow", "after_step", "apply", "build", "cancel", "check_computes"),
-    *("check_length", "checked", "checked_id", "close", "compile", "draft_by_masks", "follow", "handovers"),
+    *("check_length", "checked", "checked_id", "close", "compile", "follow", "handovers"),
     *("check_may_wait", "forget", "has_room", "has_variable", "new_run", "statistics", "submit"),
     *("Run.beginning", "Run.check_computable", "Run.count_fork", "Run.descend", "Run.drawn_with", "Run.live"),
     *("Run.options_at", "Run.revise", "Run.same_record", "Run.to_dict", "Run.to_records", "Run.tree"),

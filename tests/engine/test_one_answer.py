@@ -21,18 +21,17 @@ from engine.small import (
     naive,
     request,
     same,
-    tokenizer,
     with_adapters,
 )
 
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.diffuse.write import DiffusionRequest
-from glassloop.engine import scheduler
 from glassloop.engine.ahead import Flight
 from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request
 from glassloop.engine.tasks import sample
+from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.masked import Mask
 from glassloop.engine.tasks.task import PlannedCall
 from glassloop.model.transformer import Transformer
@@ -166,7 +165,7 @@ def scenario(seed: int, monkeypatch: pytest.MonkeyPatch, ops: str = "native") ->
     """Random requests in a random engine, each run compared with the naive loop. Returns what happened."""
     rng = np.random.default_rng(seed)
     step_rows, rows_beside = int(rng.choice([16, 40, 512])), int(rng.choice([1, 7, 128]))
-    monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
+    monkeypatch.setattr(task_module, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
     window = int(rng.integers(1, 70)) if rng.random() < 0.5 else None
     drafts_itself = window is None and rng.random() >= 0.5 and ops == "native"
     small = with_adapters(drafting_model() if drafts_itself else model(window, ops))
@@ -255,10 +254,9 @@ def _diffused(
 
 def _by_diffusion(plain: Request, options: Diffusion, mask: Mask) -> DiffusionRequest:
     known = (plain.prompt_ids, plain.sampling, plain.runs)
-    own = {"pieces": tokenizer().piece, "options": options, "mask": mask}
     for run in plain.runs:
         run.diffusion = options.to_dict()
-    return DiffusionRequest(*known, priority=plain.priority, built=plain.built, **own)  # type: ignore[arg-type]
+    return DiffusionRequest(*known, priority=plain.priority, built=plain.built, options=options, mask=mask)
 
 
 def _alone(small: Transformer, asked: Request) -> dict[Run, Run]:
@@ -303,18 +301,17 @@ def _watched(engine: Loop) -> Counter[str]:
 
 def _guess_badly(engine: Loop, rng: np.random.Generator, expected: dict[Run, Run]) -> None:
     """Some runs get a drafter that is mostly wrong or mostly right; the others keep their own."""
-    make = engine._sample
+    own_guesser = engine.drafts.guesser
 
-    def made_badly(request: Request, run: Run, order: tuple[int, int]):
-        made = make(request, run, order)
+    def guesser(run: Run, *given):
         kind = rng.integers(4)
         if kind == 0:
-            made._guesser = _Adversary(rng)
-        elif kind == 1:
-            made._guesser = _Oracle(rng, len(run.prompt_ids), expected[run].token_ids)
-        return made
+            return _Adversary(rng)
+        if kind == 1:
+            return _Oracle(rng, len(run.prompt_ids), expected[run].token_ids)
+        return own_guesser(run, *given)
 
-    engine._sample = made_badly  # type: ignore[method-assign]
+    engine.drafts.guesser = guesser  # type: ignore[method-assign]
 
 
 def _serve(engine: Loop, requests: list[Request], rng: np.random.Generator) -> set[Request]:
@@ -324,7 +321,8 @@ def _serve(engine: Loop, requests: list[Request], rng: np.random.Generator) -> s
         while waiting and rng.random() < 0.4:
             engine.add(waiting.pop())
         if engine.busy and rng.random() < 0.02:
-            victim = list(engine._tasks)[int(rng.integers(len(engine._tasks)))]
+            open_requests = list(engine.tasks.by_request)
+            victim = open_requests[int(rng.integers(len(open_requests)))]
             engine.cancel(victim)
             cancelled.add(victim)
         engine.step()

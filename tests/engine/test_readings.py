@@ -13,10 +13,10 @@ from engine.small import CONTEXT, loop, model, naive, request, same
 from waiting import wait_until
 
 from glassloop import GlassloopError, Sampling, TraceError
-from glassloop.engine import scheduler
 from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
 from glassloop.engine.hidden import mean_hidden
 from glassloop.engine.logits import logits_after
+from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.reading import Reading
 from glassloop.engine.tasks.task import RowProgram
 from glassloop.engine.thread import Busy, EngineThread
@@ -70,7 +70,7 @@ def test_they_change_nothing_and_nothing_changes_them(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(NativeOps, "step_rows", int(rng.choice([16, 40, 512])))
     monkeypatch.setattr(NativeOps, "rows_beside", int(rng.choice([1, 7, 128])))
-    monkeypatch.setattr(scheduler, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
+    monkeypatch.setattr(task_module, "_SCORED_ROWS", int(rng.choice([1, 5, 64])))
     small = model(int(rng.integers(1, 70)) if rng.random() < 0.5 else None)
     shared = _ids(60, seed)
     waiting: list = []

@@ -17,6 +17,7 @@ from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.stop import Pause
 from glassloop.engine.request import Request
+from glassloop.engine.tasks.make import tasks_of
 from glassloop.engine.tasks.revise import Revising, settled_tokens
 from glassloop.engine.tasks.sample import Sample
 from glassloop.model.cache import Branches
@@ -151,7 +152,7 @@ def test_without_revise_a_sample_is_a_plain_one():
     engine = loop(model())
     for revise, kind in ((0, Sample), (1, Revising)):
         asked = request(PROMPT, Sampling(seed=1, revise=revise))
-        (task,) = engine._tasks_of(asked)
+        (task,) = tasks_of(asked, engine.context, (0, 0))
         assert type(task) is kind
 
 

@@ -8,7 +8,7 @@ from engine.small import finish, loop, model, naive, request, same
 
 from glassloop import Sampling
 from glassloop.decode.stop import Ending
-from glassloop.engine import scheduler
+from glassloop.engine.tasks import task as task_module
 from glassloop.engine.thread import EngineThread
 from glassloop.ops.native.ops import NativeOps
 
@@ -80,7 +80,7 @@ def test_what_no_memory_could_hold_ends_with_what_there_is():
 
 def test_logits_of_many_rows_come_a_few_at_a_time(monkeypatch):
     """They are as wide as the vocabulary."""
-    monkeypatch.setattr(scheduler, "_SCORED_ROWS", 8)
+    monkeypatch.setattr(task_module, "_SCORED_ROWS", 8)
     engine = loop(model(None))
     (run,) = finish(engine, request(_prompt(50), Sampling(max_tokens=1, seed=1, prompt_logprobs=1)))
     assert len(run.prompt_tokens) == 49 and engine.counters.steps == 7
@@ -110,7 +110,7 @@ def test_samples_go_on_without_the_first(fault, monkeypatch):
     sampling = Sampling(n=3, max_tokens=12, seed=1, ignore_eos=True, prompt_logprobs=1)
     asked = request(_prompt(100), sampling)
     engine.add(asked)
-    first = engine._tasks[asked][0]
+    first = engine.tasks.by_request[asked][0]
     engine.step()
     assert 0 < first.branch.path.length < 100
 
@@ -118,14 +118,14 @@ def test_samples_go_on_without_the_first(fault, monkeypatch):
         raise ZeroDivisionError("broken on purpose")
 
     if fault == "cancelled":
-        engine._attempt(first, first.finish, Ending("cancelled", "by the test"))
+        engine.tasks.attempt(first, first.finish, Ending("cancelled", "by the test"))
     elif fault == "preempted":
         engine.scheduler.preempt(first)
     elif fault == "no room":
-        engine._attempt(first, first.finish, Ending("length", "kv memory"))
+        engine.tasks.attempt(first, first.finish, Ending("length", "kv memory"))
     else:
         monkeypatch.setattr(
-            first._decoder, "record_prompt" if fault == "scoring fails" else "row_request", broken
+            first._writer.decoder, "record_prompt" if fault == "scoring fails" else "row_request", broken
         )
     while engine.busy:
         engine.step()

@@ -23,7 +23,8 @@ if not has_device():
 
 from engine.test_one_answer import scenario
 
-from glassloop.ops.torch import launcher, products, step
+from glassloop.ops.torch import launcher, products, row_tiles
+from glassloop.ops.torch.device import default_device
 from glassloop.ops.torch.tiles import Tile
 
 SCENARIOS = int(os.environ.get("GLASSLOOP_GPU_SCENARIOS", "12"))
@@ -31,10 +32,10 @@ SECONDS = 40.0  # after which no further scenario begins, if all that has to hap
 
 
 def test_every_run_is_what_the_naive_loop_gives_on_the_device(monkeypatch):
-    monkeypatch.setattr(products, "tile_for", lambda *_: Tile(16, 16, 32, False, 1, 2))
+    monkeypatch.setattr(default_device().tiles, "plain", lambda *_: Tile(16, 16, 32, False, 1, 2))
     monkeypatch.setattr(products, "WIDE", 1 << 30)
     monkeypatch.setattr(launcher, "_EARLY", 1 << 30)
-    monkeypatch.setattr(step, "MANY", step.FEW)
+    monkeypatch.setattr(row_tiles, "MANY", row_tiles.FEW)
     gc.freeze()  # capturing a graph collects garbage, among all objects of torch and Triton
     happened: Counter[str] = Counter()
     needed = ["steps ahead", "preempted runs", *(["grammars"] if find_spec("llguidance") else [])]

@@ -22,6 +22,7 @@ from glassloop.model.rope import Rope
 from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.torch import nvrtc, packed_linear
+from glassloop.ops.torch.device import default_device
 from glassloop.ops.torch.launcher import Launcher
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
@@ -49,12 +50,13 @@ def random_matrix(bits, has_middle, group, height, columns):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_all_kernels_have_the_same_bits(kind, monkeypatch):
     torch.manual_seed(0)
-    launcher = Launcher()
+    device = default_device()
+    launcher = Launcher(device)
     for (width, columns), outputs in product(SIZES, ("plain", "gated", "in turn")):
         if outputs == "plain":
             weight = random_matrix(*kind, width, columns)
         else:
-            parts = [TorchMatrix.of(random_matrix(*kind, width, columns)) for _ in range(2)]
+            parts = [TorchMatrix.of(random_matrix(*kind, width, columns), device) for _ in range(2)]
             weight = TorchMatrix.joined(parts, in_turn=True)
             assert isinstance(weight, PackedMatrix) and weight.matrices == 2
         gated = outputs == "gated"
@@ -82,8 +84,8 @@ def test_all_kernels_have_the_same_bits(kind, monkeypatch):
             for early in (False, True):
                 found = torch.zeros(rows, width, device="cuda", dtype=out)
                 each = MatrixProduct(rows, found, x, added, weight, bias, gated, SILU)
-                assert packed_linear.can_launch(each)
-                packed_linear.launch(each, early)
+                assert packed_linear.can_launch(each, device)
+                packed_linear.launch(each, device, early)
                 same = torch.equal(found.view(torch.uint8), expected[:rows].view(torch.uint8))
                 assert same, (outputs, rows, width, columns)
 

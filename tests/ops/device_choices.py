@@ -10,12 +10,14 @@ from ops.random_choices import RECORD_TYPE, choose_natively, compare, read_recor
 from glassloop.decode.chosen import Chosen
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Line
-from glassloop.ops.torch.device import DEVICE
-from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
+from glassloop.ops.torch.chooser import DeviceChooser
+from glassloop.ops.torch.device import default_device
+from glassloop.ops.torch.device_rows import DeviceRows
 
 
 def choose_on_device(chooser: DeviceChooser, x: Float32, lines: list[Line], record: Any) -> list[Chosen]:
-    rows = DeviceRows(torch.from_numpy(x).to(DEVICE), lambda: 0)
+    device = default_device()
+    rows = DeviceRows(torch.from_numpy(x).to(device.torch), device, lambda: 0)
     return read_records(chooser.choose(rows, lines, record), record)
 
 

@@ -34,7 +34,7 @@ class RecordingOps(NativeOps):
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         made = super().matrix(tensor)
         raw = np.ascontiguousarray(tensor.data)
-        if tensor.format.table:
+        if tensor.format.take_apart is not None and not tensor.format.packed_in_c:
             raw = arrange(tensor.format, raw.reshape(-1, tensor.format.block_bytes))
         layout = layout_of(tensor.shape, tensor.format)
         about = pack("2q", tensor.format.gguf_id, raw.size // tensor.shape[0]) + bytes(layout)

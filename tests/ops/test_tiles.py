@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassloop.errors import GlassloopError
-from glassloop.ops.torch import tiles
-from glassloop.ops.torch.tile_table import read_table, table_text
-from glassloop.ops.torch.tiles import ANY, H200, Table, Tile
+from glassloop.ops.torch.tiles import ANY, H200, Table, Tile, TileTable, read_table, table_text
 
 SHARED = 232_448
 
@@ -66,17 +64,13 @@ def test_anything_else_is_refused(text):
         read_table(text, SHARED)
 
 
-def test_a_table_is_used_until_another_one_is():
+def test_tiles_come_from_the_table():
     small = Tile(16, 16, 32, False, 1, 2)
     only = ((ANY, ((ANY, small),)),)
-    before = tiles.tile_for(1, 4096, SHARED)
-    try:
-        tiles.use_table(Table(only, only, only))
-        assert tiles.tile_for(1, 4096, SHARED) == small == tiles.wide_tile_for(300, 4096, False, SHARED)
-        assert tiles.sliced_tile_for(300, 4096, SHARED) == small
-    finally:
-        tiles.use_table(H200)
-    assert tiles.tile_for(1, 4096, SHARED) == before != small
+    tiles = TileTable(Table(only, only, only))
+    assert tiles.plain(1, 4096, SHARED) == small == tiles.wide(300, 4096, False, SHARED)
+    assert tiles.sliced(300, 4096, SHARED) == small
+    assert TileTable(H200).plain(1, 4096, SHARED) != small
 
 
 needs_triton = pytest.mark.skipif(
@@ -84,47 +78,50 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-@needs_triton
-def test_what_is_kept_for_a_gpu_is_read_there_alone(tmp_path, monkeypatch):
-    from glassloop.ops.torch import kept
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A device that says it is a GPU, with Triton's cache in an empty folder."""
+    import torch
+
+    from glassloop.ops.torch.device import Device
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(kept, "describe", lambda: "sm_90/triton-3")
-    monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "one")
-    assert kept.read_kept("name", ["driver"]) is None
-    assert kept.keep("name", "text", ["driver"])
-    assert kept.read_kept("name", ["driver"]) == "text"
-    assert kept.read_kept("name", ["another driver"]) is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one")
+
+    def make() -> Device:
+        device = Device(torch.device("cuda"))
+        device.description, device.shared_memory = "sm_90/triton-3", SHARED
+        return device
+
+    return make
+
+
+@needs_triton
+def test_what_is_kept_for_a_gpu_is_read_there_alone(gpu, tmp_path, monkeypatch):
+    import torch
+
+    device = gpu()
+    assert device.remembered("name", ["driver"]) is None
+    assert device.remember("name", "text", ["driver"])
+    assert device.remembered("name", ["driver"]) == "text"
+    assert device.remembered("name", ["another driver"]) is None
     (file,) = tmp_path.rglob("name")
     for bad in (b"\xff", b"x" * 100_000):  # not text, too long
         file.write_bytes(bad)
-        assert kept.read_kept("name", ["driver"]) is None
+        assert device.remembered("name", ["driver"]) is None
     file.write_bytes(b"text")
-    monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "two")
-    assert kept.read_kept("name", ["driver"]) is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "two")
+    assert device.remembered("name", ["driver"]) is None
 
 
 @needs_triton
-def test_a_kept_table_is_used_unless_it_is_damaged(tmp_path, monkeypatch, caplog):
-    from glassloop.ops.torch import kept
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(kept, "describe", lambda: "sm_90/triton-3")
-    monkeypatch.setattr(kept.torch.cuda, "get_device_name", lambda: "one")
-    monkeypatch.setattr(kept, "shared_memory", lambda: SHARED)
-    monkeypatch.setattr(kept, "INTERPRETED", False)
+def test_a_kept_table_is_used_unless_it_is_damaged(gpu, caplog):
     only = ((ANY, ((ANY, Tile(16, 16, 32, False, 1, 2)),)),)
-    try:
-        for text, expected in ((table_text(Table(only, only, only)), Table(only, only, only)), ("[", H200)):
-            tiles.use_table(H200)
-            assert kept.keep(kept._TILES, text)
-            kept.use_kept_table.cache_clear()
-            kept.use_kept_table()
-            assert tiles.table_in_use() == expected
-        assert "the tiles of an H200 are used: the table of tiles is not JSON" in caplog.text
-    finally:
-        tiles.use_table(H200)
-        kept.use_kept_table.cache_clear()
+    assert gpu().remember_tiles(Table(only, only, only))
+    assert gpu().tiles.table == Table(only, only, only)
+    assert gpu().remember("glassloop-tiles", "[")
+    assert gpu().tiles.table == H200
+    assert "the tiles of an H200 are used: the table of tiles is not JSON" in caplog.text
 
 
 @needs_triton

@@ -14,12 +14,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from glassloop.ops.torch import chooser as device_chooser
 from glassloop.ops.torch import packed_linear
-from glassloop.ops.torch import rows as device_rows
 from glassloop.ops.torch.kernels import adapter, attention, linear, packed, pointwise
 from glassloop.ops.torch.launcher import ATTENTION, BLOCK, KEPT_HEADS
-from glassloop.ops.torch.step import ADAPTER_ROWS, FEW, MANY, UNIT
-from glassloop.ops.torch.tiles import sliced_tile_for, tile_for, wide_tile_for
+from glassloop.ops.torch.row_tiles import ADAPTER_ROWS, FEW, MANY, UNIT
+from glassloop.ops.torch.tiles import H200, TileTable
 
 SHARED_MEMORY = {
     80: 166_912,
@@ -79,6 +79,8 @@ _OWN = {
     "attend_kernel": {"x": "*fp32"},
     "elementwise_kernel": {"x": "*fp32", "y": "*fp32"},
 }
+
+TILES = TileTable(H200)
 
 
 def compiled(kernel: Any, architecture: int, constants: dict[str, Any], **options: Any) -> Any:
@@ -175,16 +177,16 @@ def variants(
             kept = {"KEEPING": keeping, "ROTATED": True}
             yield attention.attend_kernel, settings | kept, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
-    yield device_rows.kernels.fill_kernel, {"BLOCK": 1024}, {}
-    for kernel in (*device_rows.EDITING, *device_rows.PREDICTING, *device_rows.NOTING):
-        for few in ({}, {"SOME": device_rows.FEW_GROUPS}):
-            constants = device_rows.SETTINGS | {"MOST_PARTS": 32, "EARLY": early} | few
+    yield device_chooser.kernels.fill_kernel, {"BLOCK": 1024}, {}
+    for kernel in (*device_chooser.EDITING, *device_chooser.PREDICTING, *device_chooser.NOTING):
+        for few in ({}, {"SOME": device_chooser.FEW_GROUPS}):
+            constants = device_chooser.SETTINGS | {"MOST_PARTS": 32, "EARLY": early} | few
             yield kernel, {name: value for name, value in constants.items() if name in kernel.arg_names}, {}
 
 
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:
     weight_rows = 2 * width if gated else width
-    tile = tile_for(rows, weight_rows, SHARED_MEMORY[architecture])
+    tile = TILES.plain(rows, weight_rows, SHARED_MEMORY[architecture])
     constants = {
         "ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped, "EVEN": True,
         "BIASED": False, "ADDED": not gated, "GATED": gated, "ACTIVATION": 2, "EARLY": early,
@@ -196,7 +198,7 @@ def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) 
 
 def _sliced(architecture: int, rows: int, width: int, gated: bool) -> Any:
     kernel, constants, options = _linear(architecture, rows, width, gated, False)
-    tile = sliced_tile_for(rows, 2 * width if gated else width, SHARED_MEMORY[architecture])
+    tile = TILES.sliced(rows, 2 * width if gated else width, SHARED_MEMORY[architecture])
     constants |= {"ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "SWAPPED": tile.swapped}
     options |= {"num_warps": tile.warps, "num_stages": tile.stages}
     return kernel, constants | {"SLICES": packed_linear.SLICES, "AHEAD": False}, options
@@ -204,7 +206,7 @@ def _sliced(architecture: int, rows: int, width: int, gated: bool) -> Any:
 
 def _wide(architecture: int, rows: int, width: int, gated: bool) -> Any:
     _, constants, options = _linear(architecture, rows, width, gated, False)
-    tile = wide_tile_for(rows, 2 * width if gated else width, gated, SHARED_MEMORY[architecture])
+    tile = TILES.wide(rows, 2 * width if gated else width, gated, SHARED_MEMORY[architecture])
     constants |= {"ROWS": tile.rows, "WIDTH": tile.width, "STEP": tile.step, "PIECES": tile.pieces}
     options |= {"num_warps": tile.warps, "num_stages": tile.stages}
     options["x"] = f"tensordesc<bf16[{tile.rows}, {tile.step}]>"

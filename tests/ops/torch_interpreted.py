@@ -48,19 +48,20 @@ from glassloop.ops.memory import format_bytes
 from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.reference import ReferenceOps
-from glassloop.ops.torch import device, nvrtc, packed_linear
 from glassloop.ops.torch import launcher as torch_launcher
-from glassloop.ops.torch import program as torch_program
-from glassloop.ops.torch import step as torch_step
+from glassloop.ops.torch import nvrtc, packed_linear, row_tiles
+from glassloop.ops.torch.chooser import DeviceChooser
+from glassloop.ops.torch.device import Device, default_device
+from glassloop.ops.torch.device_rows import DeviceRows
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.kernels import packed as packed_kernels
 from glassloop.ops.torch.launcher import _attention_keeps
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
 from glassloop.ops.torch.ops import TorchOps
 from glassloop.ops.torch.packed import Form, PackedMatrix, pack
-from glassloop.ops.torch.rows import DeviceChooser, DeviceRows
 
 CHOICE_WIDTHS = (50, 700, 4100)
+DEVICE = default_device()
 RMS, LAYER = NormConfig(1e-5), NormConfig(1e-5, "layer")
 
 
@@ -197,7 +198,7 @@ def check_units() -> None:
         found = []
         for programs in (0, 10**6):
             with (
-                patch.multiple(torch_step, UNIT=16, DIVIDED=programs),
+                patch.multiple(row_tiles, UNIT=16, DIVIDED=programs),
                 patch.multiple(torch_launcher, UNIT=16, BLOCK=16),
             ):
                 cache = Branches(model, 96)
@@ -238,7 +239,7 @@ def check_holes() -> None:
         found = []
         for programs in (0, 10**6):
             with (
-                patch.multiple(torch_step, UNIT=16, DIVIDED=programs),
+                patch.multiple(row_tiles, UNIT=16, DIVIDED=programs),
                 patch.multiple(torch_launcher, UNIT=16, BLOCK=16),
             ):
                 cache = Branches(model, 96, branches=2)
@@ -329,7 +330,7 @@ def check_graphs() -> None:
     ]
     with ExitStack() as patches:
         for where, name, value in (
-            (torch_step, "UNIT", 16),
+            (row_tiles, "UNIT", 16),
             (torch_launcher, "UNIT", 16),
             (torch_launcher, "BLOCK", 16),
             (
@@ -351,7 +352,7 @@ def check_graphs() -> None:
                 program._numbers._grow(1 << 13)
                 moved = program._numbers.moves
             batch = found.batch(step)
-            with patch.object(torch_program, "INTERPRETED", False):
+            with patch.object(DEVICE, "has_streams", True):
                 logits = captured.forward(batch, found.pages)
             assert logits.host().tobytes() == expected.forward(step).tobytes(), f"step {number}"
             if number == 2:
@@ -408,7 +409,7 @@ def check_refused() -> None:
 def check_choices() -> None:
     """Choices from rows on the device are those of the native op set, bit for bit, and most rows stay there:
     with penalties, biases and grammars too."""
-    rng, chooser = np.random.default_rng(5), DeviceChooser()
+    rng, chooser = np.random.default_rng(5), DeviceChooser(DEVICE)
     downloaded = rows = 0
     download = DeviceRows.rows
 
@@ -436,7 +437,7 @@ def check_choices() -> None:
 
 def check_beyond() -> None:
     """Tokens that are high, but not among the first 64, take part in the race."""
-    rng, chooser, record = np.random.default_rng(0), DeviceChooser(), record_with(0)
+    rng, chooser, record = np.random.default_rng(0), DeviceChooser(DEVICE), record_with(0)
     x = rng.normal(0.0, 0.3, (1, 4100)).astype(np.float32)
     least = np.sort([x[0, group::1024].max() for group in range(1024)])[-64]
     order = np.argsort(-x[0], kind="stable")
@@ -502,7 +503,7 @@ def check_memory() -> None:
         for name, shape in MODELS["plain"].shapes().items()
     }
     needed = sum(tensor.size for tensor in weights.values() if len(tensor.shape) == 2) * 4
-    with patch.object(device, "free_memory", lambda: 1000), patch.object(TorchMatrix, "stored", None):
+    with patch.object(Device, "free_memory", lambda _: 1000), patch.object(TorchMatrix, "stored", None):
         try:
             Transformer(MODELS["plain"], weights, TorchOps())
         except GlassloopError as error:
@@ -531,40 +532,43 @@ def check_packed() -> None:
     formats = [each for each in FORMATS.values() if each.take_apart and not each.table]
     for format in formats:
         tensor = random_tensor(rng, "random", (16, 1280), format)
-        packed = pack(tensor)
-        assert TorchMatrix.missing_bytes([TorchMatrix(tensor)], True) == packed.data.nbytes, format.name
+        packed = pack(tensor, DEVICE)
+        stored_bytes = TorchMatrix.missing_bytes([TorchMatrix(tensor, DEVICE)], True)
+        assert stored_bytes == packed.data.nbytes, format.name
         expected = _packed_values(tensor)
-        others = [pack(random_tensor(rng, "other", (16, 256), each)) for each in formats]
+        others = [pack(random_tensor(rng, "other", (16, 256), each), DEVICE) for each in formats]
         for each in (packed, packed.like(Form.common([packed.form, *[other.form for other in others]]))):
-            assert each.expanded().equal(expected), format.name
+            assert each.expanded(torch.float32).equal(expected), format.name
             assert _expanded_by_kernel(each).equal(expected), format.name
         # Two matrices in turn, and as many rows as are left of a unit.
-        parts = [TorchMatrix.of(pack(random_tensor(rng, "part", (16, 256), format))) for _ in range(2)]
-        alone = [part.stored.expanded() for part in parts]  # type: ignore[union-attr]
+        pair = [pack(random_tensor(rng, "part", (16, 256), format), DEVICE) for _ in range(2)]
+        parts = [TorchMatrix.of(each, DEVICE) for each in pair]
+        alone = [part.stored.expanded(torch.float32) for part in parts]  # type: ignore[union-attr]
         both = TorchMatrix.joined(parts, in_turn=True)
         assert isinstance(both, PackedMatrix) and both.matrices == 2
         assert TorchMatrix.joined(parts, in_turn=True).data.data_ptr() == both.data.data_ptr()
         in_turn = torch.stack(alone, 1).flatten(0, 1)
-        assert both.expanded().equal(in_turn) and _expanded_by_kernel(both).equal(in_turn), format.name
+        assert both.expanded(torch.float32).equal(in_turn), format.name
+        assert _expanded_by_kernel(both).equal(in_turn), format.name
         # With a matrix that is not quantized, all are expanded as if nothing stayed packed.
         mixed = [random_tensor(rng, "mixed", (16, 256), each) for each in (format, FORMATS["F32"])]
-        matrices = [TorchMatrix(tensor) for tensor in mixed]
+        matrices = [TorchMatrix(tensor, DEVICE) for tensor in mixed]
         for matrix in matrices:
             matrix.stays_packed = True
         values = torch.cat([torch.from_numpy(np.array(tensor.float32())) for tensor in mixed])
         assert TorchMatrix.missing_bytes(matrices, True) == values.nbytes, format.name
         whole = TorchMatrix.joined(matrices)
         assert isinstance(whole, torch.Tensor) and whole.equal(values), format.name
-        odd = TorchMatrix.of(pack(random_tensor(rng, "odd", (19, 256), format)))
-        assert odd.stored.expanded().shape == (19, 256)  # type: ignore[union-attr]
+        odd = TorchMatrix.of(pack(random_tensor(rng, "odd", (19, 256), format), DEVICE), DEVICE)
+        assert odd.stored.expanded(torch.float32).shape == (19, 256)  # type: ignore[union-attr]
         assert isinstance(TorchMatrix.joined([odd, odd]), torch.Tensor)
         narrow = TorchMatrix(
-            random_tensor(rng, "narrow", (1024, 64 if format.block_values == 32 else 256), format)
+            random_tensor(rng, "narrow", (1024, 64 if format.block_values == 32 else 256), format), DEVICE
         )
         narrow.stays_packed = True
         assert isinstance(narrow.stored, PackedMatrix) is (narrow.into == 256), format.name
     # Matrices of different formats take what they take in their common form.
-    several = [TorchMatrix(random_tensor(rng, "each", (16, 256), each)) for each in formats]
+    several = [TorchMatrix(random_tensor(rng, "each", (16, 256), each), DEVICE) for each in formats]
     for matrix in several:
         matrix.stays_packed = True
     expected_bytes = TorchMatrix.missing_bytes(several, True)
@@ -601,8 +605,8 @@ def check_packed() -> None:
     else:
         raise AssertionError("a wrong setting was taken")
     for free, expected_packed in ((10**9, False), (1000, True)):
-        with patch.object(device, "free_memory", lambda free=free: free):
-            assert device.keeps_packed(2000, 900) is expected_packed
+        with patch.object(Device, "free_memory", lambda _, free=free: free):
+            assert DEVICE.keeps_packed(2000, 900) is expected_packed
 
 
 def _packed_values(tensor: Any) -> torch.Tensor:

@@ -120,7 +120,7 @@ def test_an_llm_forgets_a_run_that_is_removed_from_its_store(tmp_path):
         for entry in llm.store.list():
             llm.store.remove(entry.id)
         assert llm.engine.loop.tree.node_count == 0 and not llm._rows._rows
-        assert not any(recent._pieces for recent in llm.engine.loop._recent_runs._owners.values())
+        assert not any(recent._pieces for recent in llm.engine.loop.drafts.recent_runs._owners.values())
         assert llm.generate(text, Sampling(max_tokens=3)).cached_tokens == 0
         store = llm.store
         store.flush()

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from glassloop.engine.integrity import check
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_held(request):
@@ -14,6 +12,6 @@ def nothing_is_held(request):
 
         def look() -> None:
             assert not engine.loop.busy and not engine.loop.tree.paths and not engine.loop.tree.held
-            check(engine.loop.tree)
+            engine.loop.tree.check_integrity()
 
         engine.call(look)

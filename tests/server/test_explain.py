@@ -311,7 +311,7 @@ def test_python_the_terminal_and_http_answer_alike(tiny, tiny_llm, tmp_path, mon
     run = random_case(rng, tiny_llm)
     run.save(tmp_path / "run.glass")
     path = take(server, to_bytes([run]))
-    monkeypatch.setattr("glassloop.cli.kept.load", lambda *_, **__: tiny_llm)
+    monkeypatch.setattr("glassloop.cli.loading.load", lambda *_, **__: tiny_llm)
     for _ in range(8):
         at, asked = random_question(rng, run)
         shell = ["explain", str(tmp_path / "run.glass"), "--run", run.id, "--step", str(at), "--json"]

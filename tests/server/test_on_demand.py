@@ -16,7 +16,7 @@ from openai import NotFoundError, OpenAI
 from waiting import wait_until
 
 from glassloop import LLM, GlassloopError, Sampling
-from glassloop.cli.serving import name_models
+from glassloop.cli.serve.start import name_models
 from glassloop.server import on_demand
 from glassloop.server.on_demand import Asleep, ModelPlan, OnDemandModels
 from glassloop.server.operation.logs import Log

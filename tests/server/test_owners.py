@@ -33,7 +33,7 @@ def model(tmp_path_factory) -> str:
 def llm(model) -> Iterator[LLM]:
     with LLM(model, kv_memory="8MB") as made:
         made.default_sampling = Sampling()
-        made.engine.loop._step_cost.cost = lambda rows: 1.0  # drafts seem to pay always
+        made.engine.loop.drafts.step_cost.cost = lambda rows: 1.0  # drafts seem to pay always
         yield made
 
 

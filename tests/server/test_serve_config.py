@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from glassloop.cli.serve_config import read_keys
+from glassloop.cli.serve.config import read_keys
 from glassloop.errors import GlassloopError
 from server.conftest import serving
 

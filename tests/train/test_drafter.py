@@ -13,6 +13,7 @@ from train.small import text_file, tiny_run
 
 from glassloop import LLM
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.drafting.chain_drafts import ChainDrafts
 from glassloop.errors import GlassloopError, ModelError
 from glassloop.model.cache import Branches
 from glassloop.model.drafter import DrafterFile, read_drafter
@@ -240,8 +241,8 @@ def test_the_engine_computes_what_was_trained(trained, text):
 def test_a_trained_drafter_changes_no_token_and_is_sometimes_right(trained, monkeypatch):
     small = _drafting(trained)
     engine = loop(small)
-    assert engine._chain_drafts is not None
-    monkeypatch.setattr(engine._chain_drafts.step_cost, "saw", lambda rows, seconds: None)
+    assert isinstance(engine.drafts, ChainDrafts)
+    monkeypatch.setattr(engine.drafts.step_cost, "saw", lambda rows, seconds: None)
     requests = [
         request([*b"Q: why", *FRAME.after], Sampling(temperature=t, max_tokens=60, seed=2, ignore_eos=True))
         for t in (0.0, 0.8)

@@ -47,8 +47,7 @@ class LLM(LocalEngine):
     is what keys and values may take, in bytes or as "2GB"; by default a quarter of the free memory, or two
     thirds of a GPU's.
     `draft` is True (guess with the drafter that the package has for the model, or from what came before),
-    False, the file of a drafter, a smaller model with the same tokens, or "masks": the model itself guesses
-    by filling masks behind the text, which needs an adapter for masked rows.
+    False, the file of a drafter, or a smaller model with the same tokens.
     `adapters` are LoRA adapters to load beside the model, by name: folders of PEFT, or files of one adapter
     each. A request chooses one with the option `adapter`.
     `store` keeps every run: True for the user's own store, a path, a `postgresql://` URL, or a `Store`.

@@ -7,13 +7,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from glassloop.cli.options import read_text
+from glassloop.cli.arguments import read_text
+from glassloop.cli.loading import check_chat
+from glassloop.cli.options import OutputFlags
+from glassloop.cli.run_output import with_samples
 from glassloop.cli.show import Painter, Show
+from glassloop.cli.stored_runs import keep
 from glassloop.cli.terminal import json_text, visible, wrapped
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.luck import list_seed
@@ -65,10 +68,10 @@ def read_prompts(
                 raise TextError(f"prompt is {shown(prompt)}; a text or a list of token ids is expected")
             if chat and messages is None and isinstance(prompt, str):
                 messages = [{"role": "user", "content": prompt}]
-            own = {} if seed is None else {"seed": list_seed(seed, len(entries))}
-            asked = {**options, **own, **plain}
-            Sampling.from_dict(asked)  # errors in the options come before the model is loaded
-            entries.append(BatchEntry(where, prompt, _with_system(messages, system), asked))
+            own_seed = {} if seed is None else {"seed": list_seed(seed, len(entries))}
+            overrides = {**options, **own_seed, **plain}
+            Sampling.from_dict(overrides)  # errors in the options come before the model is loaded
+            entries.append(BatchEntry(where, prompt, _with_system(messages, system), overrides))
     if not entries:
         raise TextError(f"{name} has no prompts; one on each line is expected")
     return entries
@@ -84,12 +87,9 @@ def _with_system(messages: Any, system: str | None) -> list[Any] | None:
     return [{"role": "system", "content": system}, *checked]
 
 
-def print_batch(
-    llm: LLM, entries: list[BatchEntry], json_output: bool, trace: Path | None, show: Show | None, store: bool
-) -> None:
+def print_batch(llm: LLM, entries: list[BatchEntry], output: OutputFlags) -> None:
     """Generates all answers, prints them in the order of the prompts (as JSON, one object on each line), and
     keeps the runs. The exit code is 2 if one of them failed."""
-    from glassloop.cli.kept import check_chat, keep
     from glassloop.engine.generation import Interrupted, complete
     from glassloop.record.format.glass_file import write
 
@@ -110,19 +110,18 @@ def print_batch(
     seconds = time.monotonic() - start
     ended = [request for request in requests if all(run.finish_reason for run in request.runs)]
     runs = [run for request in ended for run in request.runs]
-    if json_output:
+    if output.json_output:
         for request in ended:
-            others = {"samples": [run.to_dict() for run in request.runs]} if len(request.runs) > 1 else {}
-            print(json_text(request.runs[0].to_dict() | others))
+            print(json_text(with_samples(request.runs)))
     else:
-        _print_texts(runs, show)
-    if trace is not None:
-        write(trace, runs)
-    kept = store and keep(runs)
+        _print_texts(runs, output.show)
+    if output.trace is not None:
+        write(output.trace, runs)
+    kept = output.store and keep(runs)
     for entry, request in zip(entries, requests, strict=True):
         for error in {str(run.error): None for run in request.runs if run.error is not None}:
             print(f"glassloop: {visible(f'{entry.where}: {error}', newlines=False)}", file=sys.stderr)
-    if not json_output:
+    if not output.json_output:
         print(wrapped(_statistics(llm, len(ended), runs, seconds, kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
@@ -166,10 +165,10 @@ def _text(name: str) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(text)
+        values: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TextError(f"begins with '{{' and is not JSON: {error}") from None
-    return found
+    return values
 
 
 @contextmanager

@@ -29,13 +29,13 @@ def print_beams(run: Run, piece: Callable[[int], str], until: int | None = None)
     place: a beam that was continued there counts as kept."""
     depths = _depths(run.beams, until)
     nodes = {beam.number: beam for beam in run.beams if beam.number in depths}
-    own = _path(run)
+    run_path = _path(run)
     inner = {beam.parent for beam in nodes.values()}
     leaves = [beam for beam in nodes.values() if beam.number not in inner]
     # The run's own beam first, then other results, then those that were pruned last.
     leaves.sort(
         key=lambda beam: (
-            beam.number not in own,
+            beam.number not in run_path,
             _WORTH.get(beam.fate, len(_WORTH)),
             -depths[beam.number],
             -beam.logprob,
@@ -56,7 +56,7 @@ def print_beams(run: Run, piece: Callable[[int], str], until: int | None = None)
                 fate = "kept" if last.number in continued else "not among the best"
             elif fate == "pruned" and depth - 1 != until:
                 fate = f"pruned after token {depth - 1}"
-            bold = len(rows) if last.number in own else bold
+            bold = len(rows) if last.number in run_path else bold
         text = quoted("".join(piece(beam.id) for beam in line.nodes))
         rows.append((line.branch + text, f"{last.logprob:.2f}", score, fate))
     header = ("beam", "logprob", "score", "outcome")
@@ -96,11 +96,11 @@ def _path(run: Run) -> list[int]:
 def _drawn(leaves: list[Beam], nodes: dict[int, Beam]) -> Iterable[_Line]:
     """Yields the lines of the tree that leads to these beams. The branch to the first of them is on top."""
     below: dict[int | None, list[Beam]] = {}
-    seen: set[int] = set()
+    added: set[int] = set()
     for leaf in leaves:
         beam: Beam | None = leaf
-        while beam is not None and beam.number not in seen:
-            seen.add(beam.number)
+        while beam is not None and beam.number not in added:
+            added.add(beam.number)
             below.setdefault(beam.parent, []).append(beam)
             beam = None if beam.parent is None else nodes[beam.parent]
     waiting = [("", "", beam) for beam in reversed(below.get(None, []))]

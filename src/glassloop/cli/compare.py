@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.kept import complete_run
-from glassloop.cli.options import (
-    DEFAULT_MODEL,
-    AnyModel,
-    AsChat,
-    AsText,
-    Json,
-    Keep,
-    ModelDefaults,
-    Plugins,
-    System,
-    given,
-    json_or_text,
-    load_plugins,
-    read_text,
-    stage_options_of,
-    takes_sampling,
-)
+from glassloop.cli.arguments import json_or_text, read_text
+from glassloop.cli.flags import Only, takes_flags
+from glassloop.cli.loading import chat_messages
+from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsChat, AsText, EngineFlags, Json, Keep, System
+from glassloop.cli.run_model import model_of
+from glassloop.cli.sampling_flags import sampling_options, stage_options_of
+from glassloop.cli.stored_runs import complete_run, find_runs, keep, names_run, note_name
 from glassloop.cli.terminal import print_json, print_table, visible, working, wrapped
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.sampling import Sampling, merge_options
@@ -42,6 +31,7 @@ _WIDE = 100  # columns of a terminal that has room for the speed
 _ALIASES = {"beam": "beam_width", "beams": "beam_width"}
 
 
+@takes_flags(prefix="For all runs", unset=True)
 def compare(
     prompt: Annotated[
         str,
@@ -65,29 +55,31 @@ def compare(
             rich_help_panel="What to compare",
         ),
     ],
+    *,
     chat: AsChat = False,
     system: System = None,
     as_text: AsText = False,
     model: AnyModel = None,
-    model_defaults: ModelDefaults = True,
+    engine: Annotated[EngineFlags, Only("model_defaults", "plugin")],
     store: Keep = True,
     as_json: Json = False,
-    plugin: Plugins = None,
     **options: Any,
 ) -> None:
     """Decode one prompt in several ways with the same seed, and show where they differ and why.
 
     The prompt may be that of a recorded run, which is then the first of those that are compared.
     """
-    from glassloop.cli.kept import chat_messages, find_runs, load, model_of, names_run, note_name
-
-    load_plugins(plugin)
-    common = given(options)
-    asked = [merge_options({**common, "n": 1}, _way(way)) for way in ways]
-    for each in asked:
+    engine.load_plugins()
+    common = sampling_options(options)
+    overrides = [merge_options({**common, "n": 1}, _way(way)) for way in ways]
+    for each in overrides:
         Sampling.from_dict(each)  # errors in the options come before the model is loaded
     if not as_text and names_run(prompt):
-        unfit = {"--chat": chat, "--system": system is not None, "--no-model-defaults": not model_defaults}
+        unfit = {
+            "--chat": chat,
+            "--system": system is not None,
+            "--no-model-defaults": not engine.model_defaults,
+        }
         if refused := [name for name, is_given in unfit.items() if is_given]:
             raise GlassloopError(f"{refused[0]} is given with a run, whose prompt and options are used")
         recorded = find_runs(prompt)[0]
@@ -95,16 +87,16 @@ def compare(
             raise GlassloopError(
                 f"run {recorded.id[:8]} was written by diffusion; compare decodes token by token"
             )
-        runs = _again(load(model or model_of(prompt, recorded)), recorded, ways, asked)
+        runs = _again(engine.load(model or model_of(prompt, recorded)), recorded, ways, overrides)
         _show([f"run {recorded.id[:8]}", *ways], [recorded, *runs], as_json, runs if store else [])
         return
     text = prompt if as_text else read_text(prompt)
     if not as_text and prompt != "-":
         note_name(text)
-    llm = load(model or DEFAULT_MODEL, model_defaults=model_defaults)
+    llm = engine.load(model or DEFAULT_MODEL)
     messages = chat_messages(llm, text, system) if chat or system is not None else None
     runs = []
-    for way, each in zip(ways, asked, strict=True):
+    for way, each in zip(ways, overrides, strict=True):
         sampling = with_defaults(each, llm.default_sampling)
         # All have the same luck, unless a way has a seed of its own.
         if runs and sampling.seed is None:
@@ -114,32 +106,28 @@ def compare(
     _show(ways, runs, as_json, runs if store else [])
 
 
-takes_sampling(compare, prefix="For all runs", unset=True)
-
-
-def _again(llm: LLM, run: Run, ways: list[str], asked: list[dict[str, Any]]) -> list[Run]:
+def _again(llm: LLM, run: Run, ways: list[str], overrides: list[dict[str, Any]]) -> list[Run]:
     """Returns the prompt of a run decoded in several ways: with the options and the luck of the run, except
     for what a way has."""
     run.attach(llm)  # which finds the reason of a difference
     past = run.options_at(0)
     before = {**past.sampling.to_dict(), "n": 1, "seed": past.seed}
-    made: list[Run] = []
-    for way, each in zip(ways, asked, strict=True):
+    runs: list[Run] = []
+    for way, each in zip(ways, overrides, strict=True):
         sampling = Sampling.from_dict(merge_options(before, each))
         request = llm.prepare(run.prompt_ids, sampling, messages=run.messages)
         request.runs[0].prompt = run.prompt
         if sampling.seed == past.seed and sampling.beam_width == 1:
             request.runs[0].salt = past.salt  # a run of several samples has luck of its own
-        with working(f"{way} ({len(made) + 1} of {len(ways)})"):
+        with working(f"{way} ({len(runs) + 1} of {len(ways)})"):
             for _ in llm.follow(request):
                 pass
-        made.append(request.runs[0])
-    return made
+        runs.append(request.runs[0])
+    return runs
 
 
 def _show(ways: list[str], runs: list[Run], as_json: bool, kept: list[Run]) -> None:
     """Prints runs beside each other, and keeps those that are new."""
-    from glassloop.cli.kept import keep
     from glassloop.record.diff import diff
 
     parts = [diff(runs[0], run) for run in runs]
@@ -154,7 +142,7 @@ def _show(ways: list[str], runs: list[Run], as_json: bool, kept: list[Run]) -> N
 def _way(text: str) -> dict[str, Any]:
     """Returns the options of a way to decode: names with values, or a word that stands for some. After
     `stages=`, parts without a value are further stages; STAGE.NAME=VALUE is the option of a stage."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     stages: list[str] | None = None  # while these are listed
     of_stages: list[str] = []
     for part in text.split(","):
@@ -166,14 +154,14 @@ def _way(text: str) -> dict[str, Any]:
         if not equals and name not in _SHORT:
             raise SamplingError(f"--with has {part!r}; greedy, default or name=value is expected")
         if name == "stages":
-            found[name] = stages = [value]
+            options[name] = stages = [value]
         elif "." in name:
             of_stages.append(part)
         else:
-            found |= {_ALIASES.get(name, name): json_or_text(value)} if equals else _SHORT[name]
+            options |= {_ALIASES.get(name, name): json_or_text(value)} if equals else _SHORT[name]
     if of_stages:
-        found["stage_options"] = stage_options_of(of_stages)
-    return found
+        options["stage_options"] = stage_options_of(of_stages)
+    return options
 
 
 def _plain(way: str, run: Run, part: Diff) -> dict[str, Any]:

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from glassloop.cli.kept import Name
-from glassloop.cli.options import Json, Plugins, RunModel, load_plugins
-from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
+from glassloop.cli.compare import print_texts
+from glassloop.cli.flags import Only, takes_flags
+from glassloop.cli.options import EngineFlags, Json, RunModel
+from glassloop.cli.remote import ServerFlags
+from glassloop.cli.run_model import model_of
+from glassloop.cli.stored_runs import Name, find_runs, found_as
+from glassloop.cli.terminal import print_json, visible, wrapped
+from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.record.diff import Diff
     from glassloop.record.run import Run
 
 
+@takes_flags()
 def diff(
     first: Name,
     second: Name,
+    *,
     model: RunModel = None,
     as_json: Json = False,
-    plugin: Plugins = None,
-    server: ServerURL = None,
-    api_key: ServerKey = None,
-    api_key_file: ServerKeyFile = None,
+    engine: Annotated[EngineFlags, Only("plugin")],
+    remote: ServerFlags,
 ) -> None:
     """Say where two runs differ first, and which option, seed, prompt or token is the reason."""
-    from glassloop.cli.compare import print_texts
-    from glassloop.cli.kept import find_runs, found_as
-    from glassloop.cli.terminal import print_json, visible, wrapped
-
-    load_plugins(plugin)
-    there = connect(server, api_key, api_key_file)
-    one, other = find_runs(first, there)[0], find_runs(second, there)[0]
-    told = _compared(found_as(first, one, there), one, other, model)
+    engine.load_plugins()
+    server = remote.connect()
+    one, other = find_runs(first, server)[0], find_runs(second, server)[0]
+    difference = _compared(found_as(first, one, server), one, other, model, engine)
     if as_json:
         texts = {
             "first_run": one.id,
@@ -40,25 +41,22 @@ def diff(
             "second_run": other.id,
             "second_text": other.text,
         }
-        print_json(told.to_dict() | texts)
+        print_json(difference.to_dict() | texts)
         return
-    print(wrapped(visible(told.sentence, newlines=False)) + "\n")
-    print_texts([one.id[:8], other.id[:8]], [one, other], [told, told])
+    print(wrapped(visible(difference.sentence, newlines=False)) + "\n")
+    print_texts([one.id[:8], other.id[:8]], [one, other], [difference, difference])
 
 
-def _compared(name: str, one: Run, other: Run, model: str | None) -> Diff:
+def _compared(name: str, one: Run, other: Run, model: str | None, engine: EngineFlags) -> Diff:
     """Returns the difference. The model is loaded only where it is needed to find the reason; if it is not
     here, and none was named, a notice says so and all differences are listed."""
-    from glassloop.cli.kept import load, model_of
-    from glassloop.cli.terminal import visible
-    from glassloop.errors import GlassloopError
     from glassloop.record.diff import diff as compare
 
-    told = compare(one, other)
-    if told.same or not told.causes or any(cause.decisive for cause in told.causes):
-        return told
+    difference = compare(one, other)
+    if difference.same or not difference.causes or any(cause.decisive for cause in difference.causes):
+        return difference
     try:
-        one.attach(load(model or model_of(name, one)))
+        one.attach(engine.load(model or model_of(name, one)))
     except GlassloopError as error:
         if model is not None:
             raise
@@ -66,5 +64,5 @@ def _compared(name: str, one: Run, other: Run, model: str | None) -> Diff:
             f"glassloop: the reason was not looked for: {visible(str(error), newlines=False)}",
             file=sys.stderr,
         )
-        return told
+        return difference
     return compare(one, other)

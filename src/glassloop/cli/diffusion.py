@@ -4,65 +4,58 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.flags import Flags, flag
 from glassloop.cli.help import INPUT, OUTPUT
-from glassloop.cli.kept import Name
-from glassloop.cli.options import RunModel
+from glassloop.cli.options import OutputFlags, RunModel
+from glassloop.cli.run_model import model_of
+from glassloop.cli.run_output import statistics, with_samples
+from glassloop.cli.stored_runs import Name, find_runs, keep
 from glassloop.cli.terminal import has_colours, print_json, visible, wrapped
 from glassloop.decode.diffusion import Diffusion
-from glassloop.errors import GlassloopError
+from glassloop.errors import GlassloopError, TraceError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
     from glassloop.diffuse.frames import Frame, FrameCell
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
 MASKED = "░"
-Diffused = Annotated[
-    bool,
-    typer.Option(
+
+
+@dataclass(frozen=True)
+class DiffusionFlags(Flags, group=INPUT):
+    """Whether a text is written by filling masks, and how."""
+
+    diffusion: bool = flag(
+        False,
+        "Write by filling masks, block by block, in passes. On a terminal it can be watched.",
         "--diffusion",
-        help="Write by filling masks, block by block, in passes. On a terminal it can be watched.",
-        rich_help_panel=INPUT,
-    ),
-]
-Filling = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fill",
-        metavar="NAME=VALUE",
-        help="An option of --diffusion: block, passes, threshold, entropy, most, order, revise, retake or"
+    )
+    fill: list[str] | None = flag(
+        None,
+        "An option of --diffusion: block, passes, threshold, entropy, most, order, revise, retake or"
         " revise_by. May be given several times.",
-        rich_help_panel=INPUT,
-    ),
-]
-Holes = Annotated[
-    Path | None,
-    typer.Option(
-        "--holes",
-        metavar="FILE",
-        help="The adapter for masked rows; by default the one that comes with the model.",
-        rich_help_panel=INPUT,
-    ),
-]
+        metavar="NAME=VALUE",
+    )
 
-
-def parse_filling(given: list[str] | None) -> Diffusion:
-    """Returns the options of `--fill`."""
-    found: dict[str, Any] = {}
-    for each in given or ():
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise GlassloopError(f"--fill is {each!r}; NAME=VALUE is expected")
-        found[name] = _value(value)
-    return Diffusion.of(found)
+    @property
+    def filling(self) -> Diffusion:
+        """The options of `--fill`."""
+        values: dict[str, Any] = {}
+        for text in self.fill or ():
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise GlassloopError(f"--fill is {text!r}; NAME=VALUE is expected")
+            values[name] = _value(value)
+        return Diffusion.of(values)
 
 
 def _value(text: str) -> int | float | str | None:
@@ -76,24 +69,20 @@ def _value(text: str) -> int | float | str | None:
     return text
 
 
-def print_diffused(
-    llm: AnyEngine, request: Request, json_output: bool, trace: Path | None, store: bool
-) -> None:
-    """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end. What there is
-    when Ctrl-C interrupts it is printed and kept."""
+def print_diffused(llm: AnyEngine, request: Request, output: OutputFlags) -> None:
+    """Writes a text by diffusion and prints it: on a terminal after each pass, else at the end. The text so
+    far is printed and kept when Ctrl-C interrupts it."""
     from rich.console import Console
     from rich.live import Live
 
     from glassloop.api.llm import LLM
-    from glassloop.cli.generate import statistics
-    from glassloop.cli.kept import keep
     from glassloop.diffuse.frames import Frames
     from glassloop.diffuse.write import DiffusionRequest, follow_passes
 
     assert isinstance(llm, LLM) and isinstance(request, DiffusionRequest)
     runs, interrupted = request.runs, False
     run = runs[0]
-    drawn = sys.stdout.isatty() and not json_output and len(runs) == 1
+    drawn = sys.stdout.isatty() and not output.json_output and len(runs) == 1
     maker = Frames(run, llm.piece, llm.tokenizer.eos_ids)
     with Live(console=Console(), auto_refresh=False, transient=True) if drawn else nullcontext() as live:
         try:
@@ -102,16 +91,16 @@ def print_diffused(
                     live.update(_screen(run, maker.at(record.number)), refresh=True)
         except KeyboardInterrupt:
             interrupted = True
-    if json_output:
-        print_json(run.to_dict() | ({"samples": [each.to_dict() for each in runs]} if len(runs) > 1 else {}))
+    if output.json_output:
+        print_json(with_samples(runs))
     else:
         for each in runs:
             text = visible(each.text) if sys.stdout.isatty() else each.text
             print(f"── {each.sample + 1} of {len(runs)} ──\n" * (len(runs) > 1) + text)
-    if trace is not None:
-        run.save(trace)
-    kept = store and keep(runs)
-    if not json_output:
+    if output.trace is not None:
+        run.save(output.trace)
+    kept = output.store and keep(runs)
+    if not output.json_output:
         rows = sum(len(record.filled) for record in run.passes)
         passes = f"{len(run.passes)} passes, {rows / max(1, len(run.passes)):.1f} tokens each"
         print(wrapped(f"{statistics(llm, run, bool(kept))} · {passes}", sys.stderr), file=sys.stderr)
@@ -132,14 +121,14 @@ def frame_text(cells: list[FrameCell], newlines: bool = True) -> Text:
     it is one line."""
     from rich.text import Text
 
-    made = Text()
+    text = Text()
     for cell in cells:
         style = "bold green" if cell.changed and cell.text is not None else "red" if cell.changed else ""
-        made.append(
+        text.append(
             MASKED if cell.text is None else visible(cell.text, newlines=newlines),
             style if has_colours() else "",
         )
-    return made
+    return text
 
 
 def passes(
@@ -152,16 +141,13 @@ def passes(
     """Show how a text that was written by diffusion was filled, pass after pass."""
     from rich.console import Console
 
-    from glassloop.cli.kept import find_runs
     from glassloop.diffuse.frames import frames
-    from glassloop.errors import TraceError
 
     run = find_runs(name)[0]
     if run.diffusion is None:
         raise TraceError(f"run {run.id[:8]} was not written by diffusion, so it has no passes")
     pieces = {token.id: token.piece for token in run.tokens}
     if model is not None or any(each.id not in pieces for record in run.passes for each in record.filled):
-        from glassloop.cli.kept import model_of
         from glassloop.model.loader import load_tokenizer
 
         tokenizer = load_tokenizer(model or model_of(name, run))

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
@@ -15,23 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.diffusion import Holes
-from glassloop.cli.generate import OneJson
+from glassloop.cli.arguments import read_text
+from glassloop.cli.flags import Flags, Only, flag, takes_flags
 from glassloop.cli.help import INPUT, OUTPUT
-from glassloop.cli.options import (
-    DEFAULT_MODEL,
-    Colors,
-    KVMemory,
-    Model,
-    Ops,
-    Plugins,
-    given,
-    load_plugins,
-    read_text,
-    takes_sampling,
-)
+from glassloop.cli.options import DEFAULT_MODEL, EngineFlags, Holes, Model, OutputFlags
+from glassloop.cli.sampling_flags import sampling_options
 from glassloop.cli.terminal import (
-    Color,
     dim,
     has_colours,
     plain_lines,
@@ -42,6 +32,7 @@ from glassloop.cli.terminal import (
     wrapped,
 )
 from glassloop.errors import GlassloopError, TextError
+from glassloop.util.files import read_at_most, write_text
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
@@ -69,253 +60,182 @@ class Proposer(StrEnum):
     DIFFUSION = "diffusion"
 
 
-_Proposer = Annotated[
-    Proposer,
-    typer.Option(
-        "--proposer",
-        metavar="WHICH",
-        help="left draws replacements from the text before; diffusion fills masks that see both sides.",
-        rich_help_panel=INPUT,
-    ),
-]
-_TokensOfHole = Annotated[
-    int, typer.Option("--tokens", metavar="N", help="The length of the hole.", rich_help_panel=INPUT)
-]
-_Candidates = Annotated[
+Candidates = Annotated[
     int,
     typer.Option("--candidates", metavar="N", help="How many replacements to draw.", rich_help_panel=INPUT),
 ]
-_Method = Annotated[
-    EditMethod | None,
-    typer.Option(
-        "--method",
+
+
+@dataclass(frozen=True)
+class InfillFlags(Flags, group=INPUT):
+    """How a hole is filled."""
+
+    tokens: int = flag(12, "The length of the hole.")
+    candidates: Candidates = 16
+    method: InfillMethod = flag(
+        InfillMethod.RERANK,
+        "rerank takes the likeliest, with what follows; metropolis draws one by its probability given both"
+        " sides; holes is rerank with --proposer diffusion.",
         metavar="METHOD",
-        help="How a span is rewritten: rerank (default) takes the likeliest, with what follows; metropolis"
-        " draws one by its probability given both sides.",
-        show_default=False,
-        rich_help_panel=INPUT,
-    ),
-]
-_Window = Annotated[
-    int,
-    typer.Option("--window", metavar="N", help="How many tokens after a span count.", rich_help_panel=INPUT),
-]
-_Record = Annotated[
-    Path | None,
-    typer.Option(
-        "--record", metavar="FILE", help="Save the record of the edit as JSON.", rich_help_panel=OUTPUT
-    ),
-]
-_All = Annotated[bool, typer.Option("--all", help="List refused proposals too.", rich_help_panel=OUTPUT)]
+    )
+    window: int = flag(32, "How many tokens after a span count.")
+    proposer: Proposer = flag(
+        Proposer.LEFT,
+        "left draws replacements from the text before; diffusion fills masks that see both sides.",
+        metavar="WHICH",
+    )
 
 
+@dataclass(frozen=True)
+class EditFlags(Flags, group=INPUT):
+    """Which parts of a text are edited, and how. Without `--span`, what is surprising is repaired."""
+
+    span: list[str] | None = flag(
+        None,
+        "Rewrite the characters from A to B, counted from 0; may be repeated. Without it, what is surprising"
+        " is repaired.",
+        metavar="A:B",
+    )
+    prompt: str | None = flag(None, "What comes before the text; it is not edited.", metavar="TEXT")
+    tokens: int | None = flag(
+        None, "The length of a replacement; by default that of a span, or 6 where the text is repaired."
+    )
+    candidates: Candidates = 8
+    method: EditMethod | None = flag(
+        None,
+        "How a span is rewritten: rerank (default) takes the likeliest, with what follows; metropolis draws"
+        " one by its probability given both sides.",
+        metavar="METHOD",
+    )
+    window: int | None = flag(
+        None, "How many tokens after a span count; by default 16, or 4 with --proposer diffusion."
+    )
+    proposer: Proposer = flag(
+        Proposer.LEFT,
+        "left repairs spans by draws from the text before; diffusion replaces single tokens by what masks"
+        " expect that see both sides.",
+        metavar="WHICH",
+    )
+    holes: Holes = None
+    budget: int | None = flag(
+        None,
+        "Stop repairing after computing N tokens; by default 40 for each of the text, or 80 with --proposer"
+        " diffusion.",
+    )
+    least_gain: float | None = flag(
+        None,
+        "Repair only what saves at least this many bits; by default 3, or 4 bits of evidence with --proposer"
+        " diffusion.",
+        metavar="BITS",
+    )
+    check: str | None = flag(
+        None,
+        "Draw the end anew until this verifier accepts the text: contains:WORD, regex:PATTERN, json:SCHEMA or"
+        " number:VALUE.",
+        metavar="NAME",
+    )
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The spans to rewrite. Raises if a flag is given that does not fit."""
+        spans = [_span(text) for text in self.span or ()]
+        of_repair = (self.prompt, self.budget, self.check, self.least_gain)
+        is_repair = any(each is not None for each in of_repair) or self.proposer is not Proposer.LEFT
+        if spans and is_repair:
+            raise GlassloopError(
+                "--prompt, --budget, --check, --least-gain and --proposer are for repairing; with --span they"
+                " are not expected"
+            )
+        if not spans and self.method is not None:
+            raise GlassloopError("--method is for rewriting; --span is expected with it")
+        return spans
+
+
+@dataclass(frozen=True)
+class EditRecordFlags(Flags, group=OUTPUT):
+    """What is listed and written of an edit."""
+
+    output: Path | None = flag(None, "Write the edited text to this file.", "--output", "-o")
+    every: bool = flag(False, "List refused proposals too.", "--all")
+    record: Path | None = flag(None, "Save the record of the edit as JSON.")
+
+
+@takes_flags(prefix="Options of the draws", unset=True)
 def infill(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="The text before the hole.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The text after it.")],
-    tokens: _TokensOfHole = 12,
-    candidates: _Candidates = 16,
-    method: Annotated[
-        InfillMethod,
-        typer.Option(
-            "--method",
-            metavar="METHOD",
-            help="rerank takes the likeliest, with what follows; metropolis draws one by its probability"
-            " given both sides; holes is rerank with --proposer diffusion.",
-            rich_help_panel=INPUT,
-        ),
-    ] = InfillMethod.RERANK,
-    window: _Window = 32,
-    proposer: _Proposer = Proposer.LEFT,
-    holes: Holes = None,
-    every: _All = False,
-    record: _Record = None,
+    *,
+    hole: InfillFlags,
+    record: Annotated[EditRecordFlags, Only("every", "record")],
     model: Model = DEFAULT_MODEL,
-    json_output: OneJson = False,
-    color: Colors = Color.AUTO,
-    ops: Ops = None,
-    kv_memory: KVMemory = None,
-    plugin: Plugins = None,
+    engine: Annotated[EngineFlags, Only("holes", "ops", "kv_memory", "plugin")],
+    output: Annotated[OutputFlags, Only("json_output", "color")],
     **options: Any,
 ) -> None:
     """Fill a hole between two texts with what suits both sides."""
-    from glassloop.cli.kept import load
-
-    set_color(color)
-    load_plugins(plugin)
+    set_color(output.color)
+    engine.load_plugins()
     sampling = _sampling(options)
-    llm = load(model, ops, kv_memory)
-    if holes is not None:
-        llm.load_holes(holes)
+    llm = engine.load(model)
     with _counting(llm, "Filling"):
         edit = llm.infill(
             before,
             after,
-            tokens,
-            candidates=candidates,
-            method=method.value,
-            window=window,
+            hole.tokens,
+            candidates=hole.candidates,
+            method=hole.method.value,
+            window=hole.window,
             sampling=sampling,
-            proposer=proposer.value,
+            proposer=hole.proposer.value,
         )
-    _print(edit, json_output, every, record)
+    _print(edit, record, output)
 
 
+@takes_flags(prefix="Options of the draws", unset=True)
 def edit(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The text to edit; '-' reads it from stdin.")],
-    span: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--span",
-            metavar="A:B",
-            help="Rewrite the characters from A to B, counted from 0; may be repeated. Without it, what is"
-            " surprising is repaired.",
-            show_default=False,
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            metavar="TEXT",
-            help="What comes before the text; it is not edited.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens",
-            metavar="N",
-            help="The length of a replacement; by default that of a span, or 6 where the text is repaired.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    candidates: _Candidates = 8,
-    method: _Method = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            "--window",
-            metavar="N",
-            help="How many tokens after a span count; by default 16, or 4 with --proposer diffusion.",
-            show_default=False,
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    proposer: Annotated[
-        Proposer,
-        typer.Option(
-            "--proposer",
-            metavar="WHICH",
-            help="left repairs spans by draws from the text before; diffusion replaces single tokens by what"
-            " masks expect that see both sides.",
-            rich_help_panel=INPUT,
-        ),
-    ] = Proposer.LEFT,
-    holes: Holes = None,
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            "--budget",
-            metavar="N",
-            help="Stop repairing after computing N tokens; by default 40 for each of the text, or 80 with"
-            " --proposer diffusion.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    least_gain: Annotated[
-        float | None,
-        typer.Option(
-            "--least-gain",
-            metavar="BITS",
-            help="Repair only what saves at least this many bits; by default 3, or 4 bits of evidence with"
-            " --proposer diffusion.",
-            show_default=False,
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    check: Annotated[
-        str | None,
-        typer.Option(
-            "--check",
-            metavar="NAME",
-            help="Draw the end anew until this verifier accepts the text: contains:WORD, regex:PATTERN,"
-            " json:SCHEMA or number:VALUE.",
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the edited text to this file.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    every: _All = False,
-    record: _Record = None,
+    *,
+    what: EditFlags,
+    record: EditRecordFlags,
     model: Model = DEFAULT_MODEL,
-    json_output: OneJson = False,
-    color: Colors = Color.AUTO,
-    ops: Ops = None,
-    kv_memory: KVMemory = None,
-    plugin: Plugins = None,
+    engine: Annotated[EngineFlags, Only("ops", "kv_memory", "plugin")],
+    output: Annotated[OutputFlags, Only("json_output", "color")],
     **options: Any,
 ) -> None:
     """Repair a text where it is surprising from both sides, or rewrite spans of it."""
-    from glassloop.cli.kept import load
-    from glassloop.util.files import write_text
-
-    set_color(color)
-    load_plugins(plugin)
+    set_color(output.color)
+    engine.load_plugins()
     sampling = _sampling(options)
-    spans = [_span(each) for each in span or ()]
-    given_for_repair = [prompt, budget, check, least_gain, None if proposer is Proposer.LEFT else proposer]
-    if spans and any(each is not None for each in given_for_repair):
-        raise GlassloopError(
-            "--prompt, --budget, --check, --least-gain and --proposer are for repairing; with --span they are"
-            " not expected"
-        )
-    if not spans and method is not None:
-        raise GlassloopError("--method is for rewriting; --span is expected with it")
+    spans = what.spans
     text = _read(file)
-    llm = load(model, ops, kv_memory)
-    if holes is not None:
-        llm.load_holes(holes)
+    llm = replace(engine, holes=what.holes).load(model)
     with _counting(llm, "Rewriting" if spans else "Repairing"):
         if spans:
-            made = llm.rewrite(
+            edited = llm.rewrite(
                 text,
                 spans,
                 sampling,
-                tokens=tokens,
-                candidates=candidates,
-                method=(method or EditMethod.RERANK).value,
-                window=16 if window is None else window,
+                tokens=what.tokens,
+                candidates=what.candidates,
+                method=(what.method or EditMethod.RERANK).value,
+                window=16 if what.window is None else what.window,
             )
         else:
-            made = llm.repair(
+            edited = llm.repair(
                 text,
-                prompt=prompt,
-                budget=budget,
-                candidates=candidates,
-                tokens=tokens,
-                window=window,
-                least_gain=least_gain,
+                prompt=what.prompt,
+                budget=what.budget,
+                candidates=what.candidates,
+                tokens=what.tokens,
+                window=what.window,
+                least_gain=what.least_gain,
                 sampling=sampling,
-                check=check,
-                proposer=proposer.value,
+                check=what.check,
+                proposer=what.proposer.value,
             )
-    if output is not None:
-        write_text(output, made.text)
-    _print(made, json_output, every, record)
-
-
-takes_sampling(infill, prefix="Options of the draws", unset=True)
-takes_sampling(edit, prefix="Options of the draws", unset=True)
+    if record.output is not None:
+        write_text(record.output, edited.text)
+    _print(edited, record, output)
 
 
 @contextmanager
@@ -342,19 +262,17 @@ def _sampling(options: dict[str, Any]) -> Sampling:
     from glassloop.decode.defaults import with_defaults
     from glassloop.edit.infill import DRAWN
 
-    return with_defaults(given(options), DRAWN)
+    return with_defaults(sampling_options(options), DRAWN)
 
 
 def _span(text: str) -> tuple[int, int]:
-    found = _SPAN.fullmatch(text)
-    if found is None:
+    match = _SPAN.fullmatch(text)
+    if match is None:
         raise GlassloopError.about("--span", f"is {text[:80]!r}; A:B is expected, such as 10:25")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _read(file: str) -> str:
-    from glassloop.util.files import read_at_most
-
     if file == "-":
         return read_text("-")
     data = read_at_most(Path(file), _MOST_TEXT, TextError)
@@ -364,10 +282,10 @@ def _read(file: str) -> str:
         raise TextError(f"{file}: is not UTF-8 text: byte {error.start}") from None
 
 
-def _print(edit: Edit, json_output: bool, every: bool, record: Path | None) -> None:
-    if record is not None:
-        edit.save(record)
-    if json_output:
+def _print(edit: Edit, record: EditRecordFlags, output: OutputFlags) -> None:
+    if record.record is not None:
+        edit.save(record.record)
+    if output.json_output:
         print_json(edit.to_dict())
         return
     if has_colours():
@@ -375,7 +293,7 @@ def _print(edit: Edit, json_output: bool, every: bool, record: Path | None) -> N
     else:
         print_text(edit.text)
     for each in edit.proposals:
-        if each.accepted or every:
+        if each.accepted or record.every:
             mark = "+" if each.accepted else "-"
             change = f"{mark} {visible(repr(each.old_text))} → {visible(repr(each.text))}"
             line = f"{change}: {_coloured(each.line, each.accepted)}"
@@ -401,11 +319,11 @@ def visible_diff(edit: Edit) -> str:
     from difflib import SequenceMatcher
 
     old, new = (re.findall(r"\s*\S+|\s+$", plain_lines(text)) for text in (edit.before, edit.text))
-    made = []
+    parts = []
     for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         gone, come = visible("".join(old[i1:i2])), visible("".join(new[j1:j2]))
         if kind == "equal":
-            made.append(come)
+            parts.append(come)
             continue
-        made += [f"{_REMOVED}{gone}{_END}"] * bool(gone) + [f"{_ADDED}{come}{_END}"] * bool(come)
-    return "".join(made)
+        parts += [f"{_REMOVED}{gone}{_END}"] * bool(gone) + [f"{_ADDED}{come}{_END}"] * bool(come)
+    return "".join(parts)

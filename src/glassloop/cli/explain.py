@@ -2,87 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from glassloop.cli.diffusion import Holes
+from glassloop.cli.beams import print_beams
+from glassloop.cli.flags import Flags, Only, flag, takes_flags
 from glassloop.cli.help import OUTPUT
-from glassloop.cli.kept import Name, Which
-from glassloop.cli.options import Json, Ops, Plugins, RunModel, given, load_plugins, takes_sampling
-from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
+from glassloop.cli.naming import find_place
+from glassloop.cli.options import EngineFlags, Json, RunModel
+from glassloop.cli.remote import ServerFlags
+from glassloop.cli.run_model import beam_pieces, model_of
+from glassloop.cli.sampling_flags import sampling_options
+from glassloop.cli.stored_runs import Name, Which, find_run, found_as, is_path
+from glassloop.cli.terminal import print_json, print_notes, print_table, quoted, visible, wrapped
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
-    from glassloop.cli.remote import RemoteServer
     from glassloop.decode.explain import Explanation
     from glassloop.record.run import Run
+    from glassloop.record.token import Token
 
 _WHAT = "What to explain"
 _BEFORE = 60  # characters of the text before the token that are shown
 
 
+@dataclass(frozen=True)
+class ExplainFlags(Flags, group=_WHAT):
+    """Which token is explained, and with which luck."""
+
+    step: str | None = flag(
+        None,
+        "Which token: its number, from 0 (-1 is the last), or its text (the first one that has it). Default:"
+        " the most surprising one.",
+        *("--step", "-s"),
+        metavar="N|TEXT",
+    )
+    in_prompt: bool = flag(False, "Explain a token of the prompt, not of the answer.", "--prompt")
+    new_luck: bool = flag(False, "What if: use the luck that a fork at this token would have.", "--new-luck")
+    number: int | None = flag(
+        None,
+        "Of a text that was written by diffusion: what this pass thought of the place. Default: the pass that"
+        " filled it.",
+        "--pass",
+        min=0,
+    )
+    shown: int = flag(10, "How many candidates to show.", min=1, max=1000, group=OUTPUT)
+
+    @property
+    def of(self) -> Literal["answer", "prompt"]:
+        """The tokens that are meant."""
+        return "prompt" if self.in_prompt else "answer"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `explain`, for any engine."""
+        in_pass = {} if self.number is None else {"number": self.number}
+        return {"of": self.of, "luck": "new" if self.new_luck else "same", "shown": self.shown, **in_pass}
+
+
+@takes_flags(prefix="What if", unset=True)
 def explain(
     name: Name,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step",
-            "-s",
-            metavar="N|TEXT",
-            help="Which token: its number, from 0 (-1 is the last), or its text (the first one that has it)."
-            " Default: the most surprising one.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
-    in_prompt: Annotated[
-        bool,
-        typer.Option(
-            "--prompt", help="Explain a token of the prompt, not of the answer.", rich_help_panel=_WHAT
-        ),
-    ] = False,
-    new_luck: Annotated[
-        bool,
-        typer.Option(
-            "--new-luck",
-            help="What if: use the luck that a fork at this token would have.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = False,
-    number: Annotated[
-        int | None,
-        typer.Option(
-            "--pass",
-            metavar="N",
-            min=0,
-            help="Of a text that was written by diffusion: what this pass thought of the place. Default: the"
-            " pass that filled it.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
+    *,
+    what: ExplainFlags,
     which: Which = "",
-    shown: Annotated[
-        int,
-        typer.Option(
-            "--shown",
-            metavar="N",
-            min=1,
-            max=1000,
-            help="How many candidates to show.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = 10,
     model: RunModel = None,
     as_json: Json = False,
-    plugin: Plugins = None,
-    holes: Holes = None,
-    ops: Ops = None,
-    server: ServerURL = None,
-    api_key: ServerKey = None,
-    api_key_file: ServerKeyFile = None,
+    engine: Annotated[EngineFlags, Only("plugin", "holes", "ops")],
+    remote: ServerFlags,
     **options: Any,
 ) -> None:
     """Say why a token was chosen: what each stage did, how much luck each candidate drew, and which one won.
@@ -90,80 +81,73 @@ def explain(
     Any option of generate makes it a what-if question: with --temperature 0.3, for example, it says which
     token the same luck would have chosen.
     """
-    from glassloop.cli.kept import beam_pieces, find_run, found_as, is_path, load, model_of
-    from glassloop.cli.terminal import print_json, print_notes, quoted, visible
-    from glassloop.engine.replay import token_at
-
-    here = {"model": model, "ops": ops, "plugin": plugin, "holes": holes, "adapter": options.get("adapter")}
-    there = connect(server, api_key, api_key_file, **here)
-    load_plugins(plugin)
-    overrides = given(options)
-    run = find_run(name, which, there)
+    server = remote.connect(
+        model=model,
+        ops=engine.ops,
+        plugin=engine.plugin,
+        holes=engine.holes,
+        adapter=options.get("adapter"),
+    )
+    engine.load_plugins()
+    overrides = sampling_options(options)
+    run = find_run(name, which, server)
     # A file is explained here; the runs of a server are explained there.
-    there = None if there is not None and is_path(name) else there
-    if number is not None and (run.diffusion is None or in_prompt):
+    server = None if is_path(name) else server
+    if what.number is not None and (run.diffusion is None or what.in_prompt):
         raise GlassloopError("--pass is given; a token that was filled by a pass of diffusion is expected")
     if overrides.get("adapter") == run.sampling.adapter:  # it was given to be loaded, not as a what-if
         overrides.pop("adapter", None)
-    if run.upstream is not None:
-        _print_told(run, step, in_prompt, new_luck, shown, overrides, as_json)
-        return
-    llm = None if there is not None else load(model or model_of(name, run), ops, holes=holes)
-    maker: Any = there if llm is None else llm
-    if in_prompt:
-        of, pieces = "prompt", _prompt_pieces(llm, there, run)
+    explained: Callable[..., Explanation]
+    piece_of: Callable[[int], str] | None = None  # of tokens of a beam search
+    if run.upstream is not None:  # which needs no model: only its record is known
+        explained, pieces = run.explain, _recorded_pieces(run, what.in_prompt)
+    elif server is not None:
+        explained = partial(server.explain, run)
+        pieces = server.prompt_pieces(run) if what.in_prompt else _answer_pieces(run)
     else:
-        of, pieces = "answer", [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
-    at = _place(run, step, pieces, of)
-    asked_pass: dict[str, Any] = {} if number is None else {"number": number}
-    luck = "new" if new_luck else "same"
+        llm = engine.load(model or model_of(name, run))
+        explained, piece_of = partial(llm.explain, run), llm.piece
+        pieces = _prompt_pieces(llm, run) if what.in_prompt else _answer_pieces(run)
+    at = _place(run, what.step, pieces, what.of)
     with _naming_step():
-        told = maker.explain(run, at, of=of, luck=luck, shown=shown, **asked_pass, **overrides)
-    print_notes(told.notes)
-    token = None if in_prompt else token_at(run, at)
+        explanation = explained(at, **what.arguments, **overrides)
+    print_notes(explanation.notes)
+    subject = _Subject(run, at, what.of, pieces)
+    token = subject.token
     if as_json:
         record = None if token is None else token.to_dict()
-        print_json({"run": run.id, "step": at, "of": of, "recorded": record, **told.to_dict()})
+        print_json({"run": run.id, "step": at, "of": what.of, "recorded": record, **explanation.to_dict()})
         return
-    actual = run.prompt_ids[at] if in_prompt else None if token is None else token.id
-    piece = pieces[at] if in_prompt else None if token is None else token.piece
-    if in_prompt:
-        before = "".join(pieces[:at])
-        place, source = f"token {at} of the prompt", "prompt"
-    else:
-        before = (run.prompt or "") + "".join([each.text for each in run.tokens[:at]])
-        place, source = f"token {at}", "to come" if token is None else token.source
-    _print(run, f"{place} of run {run.id[:8]}", before, piece, source, told, step is None)
+    _print(subject, explanation, what.step is None)
     if token is not None and token.source == "beam" and run.beams:
-        from glassloop.cli.beams import print_beams
-
         print()
-        print_beams(run, llm.piece if llm else beam_pieces(found_as(name, run, there), run), until=at)
-    asked = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * new_luck
-    if asked:
-        came = quoted(told.winner.text)
-        if piece is not None:
-            came = "nothing changes" if told.winner.id == actual else f"{came} instead of {quoted(piece)}"
-        print(visible(f"What if {', '.join(asked)}: {came}.", newlines=False))
+        print_beams(run, piece_of or beam_pieces(found_as(name, run, server), run), until=at)
+    changes = [f"{name}={value}" for name, value in overrides.items()] + ["new luck"] * what.new_luck
+    if changes:
+        _print_what_if(subject, explanation, changes)
 
 
-takes_sampling(explain, prefix="What if", unset=True)
+def _answer_pieces(run: Run) -> list[str]:
+    return [each.piece for each in (*run.tokens, *([run.end] if run.end else []))]
 
 
-def _prompt_pieces(llm: LLM | None, server: RemoteServer | None, run: Run) -> list[str]:
-    """Returns the text of each token of the prompt, from the model here or from the server."""
+def _prompt_pieces(llm: LLM, run: Run) -> list[str]:
     from glassloop.engine.replay import check_run
 
-    if llm is None:
-        return [] if server is None else server.prompt_pieces(run)
     check_run(llm, run)  # before its token ids are looked up
     return list(map(llm.piece, run.prompt_ids))
+
+
+def _recorded_pieces(run: Run, in_prompt: bool) -> list[str]:
+    """Returns the tokens of a run of another engine. The first token of its prompt has no record."""
+    if in_prompt:
+        return ["", *(each.piece for each in run.prompt_tokens)]
+    return [each.piece for each in run.tokens]
 
 
 def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
     """Returns the place of the token that `--step` names; by default that of the most surprising one. The
     tokens of a prompt are scored only if that was asked for."""
-    from glassloop.cli.naming import find_place
     from glassloop.record.worst import most_surprising
 
     if step is not None:
@@ -179,7 +163,7 @@ def _place(run: Run, step: str | None, pieces: list[str], of: str) -> int:
 
 @contextmanager
 def _naming_step() -> Iterator[None]:
-    """Calls the place of a token by the option that gives it."""
+    """Names the option in the error for a token that the run does not have."""
     from glassloop.record.run import NoSuchToken
 
     try:
@@ -188,72 +172,79 @@ def _naming_step() -> Iterator[None]:
         raise NoSuchToken(str(error).replace("at is", "--step is", 1), field="--step") from None
 
 
-def _print_told(
-    run: Run,
-    step: str | None,
-    in_prompt: bool,
-    new_luck: bool,
-    shown: int,
-    overrides: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """Explains a token of a run that another engine computed, which needs no model: only its record is
-    known."""
-    from glassloop.cli.terminal import print_json
+@dataclass(frozen=True)
+class _Subject:
+    """The token that is explained, in its run."""
 
-    of, tokens = ("prompt", run.prompt_tokens) if in_prompt else ("answer", run.tokens)
-    first = [""] if in_prompt else []  # of a prompt, the first token has no record
-    at = _place(run, step, [*first, *(each.piece for each in tokens)], of)
-    with _naming_step():
-        told = run.explain(at, of=of, luck="new" if new_luck else "same", shown=shown, **overrides)
-    token = tokens[at - len(first)]
-    if as_json:
-        print_json({"run": run.id, "step": at, "of": of, "recorded": token.to_dict(), **told.to_dict()})
-        return
-    before = "".join([each.text for each in tokens[: at - len(first)]])
-    place = f"token {at}{' of the prompt' if in_prompt else ''} of run {run.id[:8]}"
-    source = "prompt" if in_prompt else token.source
-    _print(
-        run, place, ("" if in_prompt else run.prompt or "") + before, token.piece, source, told, step is None
-    )
+    run: Run
+    at: int
+    of: Literal["answer", "prompt"]
+    pieces: list[str]  # of all tokens of this part
+
+    @property
+    def token(self) -> Token | None:
+        """The record of the token, if there is one. That of a prompt counts only if another engine wrote
+        the run."""
+        if self.of == "answer":
+            return self.run.tokens[self.at] if self.at < len(self.run.tokens) else self.run.end
+        return None if self.run.upstream is None else self.run.prompt_tokens[self.at - 1]
+
+    @property
+    def piece(self) -> str | None:
+        """The text of the token, or None if it is the one that would come next."""
+        if self.of == "prompt":
+            return self.pieces[self.at]
+        return None if self.token is None else self.token.piece
+
+    @property
+    def before(self) -> str:
+        """The text before the token."""
+        if self.of == "answer":
+            return (self.run.prompt or "") + "".join([each.text for each in self.run.tokens[: self.at]])
+        if self.run.upstream is None:
+            return "".join(self.pieces[: self.at])
+        return "".join([each.text for each in self.run.prompt_tokens[: self.at - 1]])
 
 
-def _print(
-    run: Run,
-    place: str,
-    before: str,
-    piece: str | None,
-    source: str,
-    told: Explanation,
-    by_default: bool,
-) -> None:
-    """Prints the token in its text, the tables and the sentence. `by_default` tells that the token was not
-    named: it is the most surprising one."""
-    from glassloop.cli.terminal import quoted, visible, wrapped
-
+def _print(subject: _Subject, explanation: Explanation, by_default: bool) -> None:
+    """Prints the token in its text, the tables and the sentence. If `by_default`, the token was not named: it
+    is the most surprising one."""
+    before, piece, token = subject.before, subject.piece, subject.token
     cut = "…" if len(before) > _BEFORE else ""
     print(f"{cut}{visible(before[-_BEFORE:], newlines=False)} {'…' if piece is None else quoted(piece)}")
-    model = visible(run.model, newlines=False)
+    of_prompt = " of the prompt" if subject.of == "prompt" else ""
+    place = f"token {subject.at}{of_prompt} of run {subject.run.id[:8]}"
+    model = visible(subject.run.model, newlines=False)
+    source = "prompt" if of_prompt else "to come" if token is None else token.source
     chosen = " · the most surprising one; --step N explains another" if by_default and piece else ""
-    print(wrapped(f"{place} · {model} · seed {told.seed} · {source}{chosen}") + "\n")
-    print_reasons(told)
+    print(wrapped(f"{place} · {model} · seed {explanation.seed} · {source}{chosen}") + "\n")
+    print_reasons(explanation)
 
 
-def print_reasons(told: Explanation) -> None:
+def _print_what_if(subject: _Subject, explanation: Explanation, changes: list[str]) -> None:
+    """Prints which token other options or other luck would have chosen."""
+    winner, piece = explanation.winner, subject.piece
+    result = quoted(winner.text)
+    if piece is not None:
+        token_id = subject.run.prompt_ids[subject.at] if subject.token is None else subject.token.id
+        result = "nothing changes" if winner.id == token_id else f"{result} instead of {quoted(piece)}"
+    print(visible(f"What if {', '.join(changes)}: {result}.", newlines=False))
+
+
+def print_reasons(explanation: Explanation) -> None:
     """Prints the tables of the stages and of the race, and the sentence. Where the record differs from what
     is computed now, the sentence, which says so, comes first."""
-    from glassloop.cli.terminal import print_table, visible, wrapped
     from glassloop.decode.explain_text import race_table, stage_table
 
-    said = wrapped(visible(told.sentence))
-    if told.difference is not None:
-        print(said + "\n")
-    if told.stages:
-        stages = stage_table(told)
+    sentence = wrapped(visible(explanation.sentence))
+    if explanation.difference is not None:
+        print(sentence + "\n")
+    if explanation.stages:
+        stages = stage_table(explanation)
         print_table(stages.header, stages.rows, right=stages.right, fold=("removed", "moved"))
         print()
-    race = race_table(told)
-    won = next(place for place, racer in enumerate(told.candidates) if racer.id == told.taken.id)
+    race = race_table(explanation)
+    won = [racer.id for racer in explanation.candidates].index(explanation.taken.id)
     print_table(race.header, race.rows, right=race.right, bold=won)
-    if told.difference is None:
-        print("\n" + said)
+    if explanation.difference is None:
+        print("\n" + sentence)

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from glassloop.cli.kept import Name
+from glassloop.cli import loading
 from glassloop.cli.options import AnyModel, Json, Ops
+from glassloop.cli.run_model import model_of
+from glassloop.cli.stored_runs import Name, find_runs
 from glassloop.cli.terminal import print_result, visible
 from glassloop.errors import GlassloopError
 
@@ -50,13 +52,11 @@ def export(
 
     Explanations and lenses are computed by the model; without them none is loaded.
     """
-    from glassloop.cli.kept import find_runs, load, model_of
-
     run = find_runs(name)[0]
     wanted, lenses = _places(explain, len(run.tokens)), [_lens(each, len(run.tokens)) for each in lens or ()]
     explanations, extras = {}, []
     if wanted or lenses:
-        llm = load(model or model_of(name, run), ops)
+        llm = loading.load(model or model_of(name, run), ops)
         run.attach(llm)
         explanations = {at: run.explain(at) for at in wanted}
         for kind, at in lenses:
@@ -67,23 +67,23 @@ def export(
     print_result({"run": run.id, "path": str(html), "size": size}, text, as_json)
 
 
-def _places(given: str | None, count: int) -> list[int]:
+def _places(names: str | None, count: int) -> list[int]:
     """Returns the tokens that `--explain` names."""
-    if given is None:
+    if names is None:
         return []
-    if given == "all":
+    if names == "all":
         return list(range(count))
-    return [_place("--explain", part.strip(), count) for part in given.split(",")]
+    return [_place("--explain", part.strip(), count) for part in names.split(",")]
 
 
-def _lens(given: str, count: int) -> tuple[str, int]:
-    kind, _, place = given.partition(":")
+def _lens(text: str, count: int) -> tuple[str, int]:
+    kind, _, place = text.partition(":")
     if kind not in _LENSES:
-        raise GlassloopError(f"--lens is {given!r}; layers:N or attention:N is expected", field="lens")
+        raise GlassloopError(f"--lens is {text!r}; layers:N or attention:N is expected", field="lens")
     return kind, _place("--lens", place, count)
 
 
-def _place(option: str, given: str, count: int) -> int:
-    if given.isascii() and given.isdigit() and len(given) < 10 and int(given) < count:
-        return int(given)
-    raise GlassloopError(f"{option} names the token {given!r}; a number from 0 to {count - 1} is expected")
+def _place(option: str, name: str, count: int) -> int:
+    if name.isascii() and name.isdigit() and len(name) < 10 and int(name) < count:
+        return int(name)
+    raise GlassloopError(f"{option} names the token {name!r}; a number from 0 to {count - 1} is expected")

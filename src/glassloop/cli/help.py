@@ -1,6 +1,6 @@
 """The text of `--help`: options in groups (`rich_help_panel`), with their names in one column and what they
-do in another, so that it can be read on a terminal of 80 columns. Of a command with very many options it has
-those that are used most; `--help-all` has all.
+do in another, so that it can be read on a terminal of 80 columns. For a command with very many options, it
+shows those that are used most; `--help-all` shows all.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ORDER = [
     for each in (INPUT, CHOOSING, PENALTIES, CONSTRAINTS, SAMPLES, STOPPING, OUTPUT, MODEL, _OTHER)
 ]
 _FEW = 9  # arguments and options that need no groups
-_MANY = 40  # arguments and options of which `--help` shows some
-# Those that it shows of the groups that commands share. A command's own groups are shown in full.
+_MANY = 40  # arguments and options from which on `--help` shows only some
+# Options of the shared groups that it then shows. A command's own groups are shown in full.
 _COMMON = frozenset(
     (
         *(
@@ -58,7 +58,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own co
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Turns a wrong command line into an error that is told in one line, as all others are."""
+    """Turns a wrong command line into an error that is printed in one line, as all others are."""
     try:
         yield
     except _UsageError as error:
@@ -74,7 +74,7 @@ class _Command(TyperCommand):
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. Ctrl-C in one that does not handle it is told."""
+        """Runs the command. Ctrl-C in one that does not handle it prints a notice."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -121,15 +121,15 @@ def _print_help(command: TyperCommand | TyperGroup, ctx: Any, everything: bool =
     from rich.console import Console
     from rich.text import Text
 
-    known = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
-    arguments = [each for each in known if each.param_type_name == "argument"]
-    is_short = len(known) > _MANY and not everything and any(each.name == "help_all" for each in known)
-    parameters = [each for each in known if _is_common(each)] if is_short else known
+    visible = [each for each in command.get_params(ctx) if not getattr(each, "hidden", False)]
+    arguments = [each for each in visible if each.param_type_name == "argument"]
+    is_short = len(visible) > _MANY and not everything and any(each.name == "help_all" for each in visible)
+    parameters = [each for each in visible if _is_common(each)] if is_short else visible
     panels: dict[str, list[tuple[Text, Text]]] = {}
     for each in parameters:
         title = getattr(each, "rich_help_panel", None) if len(parameters) > _FEW else None
         title = title or ("Arguments" if each in arguments else _OTHER)
-        if len(parameters) < len(known) and _place(title) >= 0:
+        if len(parameters) < len(visible) and _place(title) >= 0:
             title = _SHORT  # a group for each of the few that are left would be longer than they are
         panels.setdefault(title, []).append((_names(each), _description(each)))
     panels = dict(sorted(panels.items(), key=lambda panel: _place(panel[0])))
@@ -143,8 +143,8 @@ def _print_help(command: TyperCommand | TyperGroup, ctx: Any, everything: bool =
     console.print(Text("\n" + _paragraphs(command.help) + "\n"))
     for title, rows in panels.items():
         console.print(_panel(title, rows, 11 if rows is panels.get("Commands") else _NAMES))
-    if len(parameters) < len(known):
-        more = f"{len(known) - len(parameters)} more options: {ctx.command_path} --help-all"
+    if len(parameters) < len(visible):
+        more = f"{len(visible) - len(parameters)} more options: {ctx.command_path} --help-all"
         console.print(Text(f"{more}\n", "bold"))
 
 

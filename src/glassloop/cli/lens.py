@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glassloop.cli import loading
+from glassloop.cli.arguments import read_text
 from glassloop.cli.help import App
-from glassloop.cli.kept import complete_run
 from glassloop.cli.naming import find_place, number_in
-from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops, read_text
+from glassloop.cli.options import DEFAULT_MODEL, AnyModel, AsText, Json, Ops
 from glassloop.cli.picture import GridCell, grid, save
+from glassloop.cli.run_model import model_of
+from glassloop.cli.stored_runs import complete_run, find_runs, names_run
 from glassloop.cli.terminal import percent, print_json, print_table, quoted, visible
 from glassloop.errors import GlassloopError
 
@@ -64,17 +67,17 @@ def attention(
 ) -> None:
     """Show how much each head of each layer attends from a token to itself and to the tokens before it."""
     text, llm = _open(source, model, ops, as_text)
-    seen = llm.lens.attention(text, _place(llm, text, token, in_prompt))
+    attended = llm.lens.attention(text, _place(llm, text, token, in_prompt))
     if layer is not None:
-        seen.layer(layer)  # raises before anything is written
+        attended.layer(layer)  # raises before anything is written
     if picture is not None:
-        save(_draw_attention(seen, layer), picture)
+        save(_draw_attention(attended, layer), picture)
     if as_json:
-        print_json(seen.to_dict(layer))
+        print_json(attended.to_dict(layer))
     elif layer is None:
-        _print_attention(seen, _told_place(text, seen.token))
+        _print_attention(attended, _place_in_words(text, attended.token))
     else:
-        _print_heads(seen, layer, _told_place(text, seen.token))
+        _print_heads(attended, layer, _place_in_words(text, attended.token))
 
 
 @app.command()
@@ -93,13 +96,13 @@ def layers(
 ) -> None:
     """Show the logit lens: what each layer would predict next if it were the last one."""
     text, llm = _open(source, model, ops, as_text)
-    seen = llm.lens.layers(text, _place(llm, text, token, in_prompt), count)
+    by_layer = llm.lens.layers(text, _place(llm, text, token, in_prompt), count)
     if picture is not None:
-        save(_draw_layers(seen), picture)
+        save(_draw_layers(by_layer), picture)
     if as_json:
-        print_json(seen.to_dict())
+        print_json(by_layer.to_dict())
     else:
-        _print_layers(seen, _told_place(text, seen.token))
+        _print_layers(by_layer, _place_in_words(text, by_layer.token))
 
 
 @app.command()
@@ -117,25 +120,21 @@ def neighbours(
     as_json: Json = False,
 ) -> None:
     """Show the tokens with the most similar embeddings (cosine, over the whole vocabulary)."""
-    from glassloop.cli.kept import load
-
-    seen = load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
+    nearest = loading.load(model or DEFAULT_MODEL, ops).lens.neighbours(of, count)
     if picture is not None:
-        save(_draw_neighbours(seen), picture)
+        save(_draw_neighbours(nearest), picture)
     if as_json:
-        print_json(seen.to_dict())
+        print_json(nearest.to_dict())
     else:
-        _print_neighbours(seen)
+        _print_neighbours(nearest)
 
 
 def _open(source: str, model: str | None, ops: str | None, as_text: bool) -> tuple[Run | str, LLM]:
     """Returns a text or a run, and the model to look into."""
-    from glassloop.cli.kept import find_runs, load, model_of, names_run
-
     if not as_text and names_run(source):
         run = find_runs(source)[0]
-        return run, load(model or model_of(source, run), ops)
-    return source if as_text else read_text(source), load(model or DEFAULT_MODEL, ops)
+        return run, loading.load(model or model_of(source, run), ops)
+    return source if as_text else read_text(source), loading.load(model or DEFAULT_MODEL, ops)
 
 
 def _place(llm: LLM, text: Run | str, token: str, in_prompt: bool) -> int | str:
@@ -146,22 +145,24 @@ def _place(llm: LLM, text: Run | str, token: str, in_prompt: bool) -> int | str:
         if in_prompt:
             raise GlassloopError("--prompt is given with a text; it is for the prompt of a run")
         return token if number is None else number
-    before, made = len(text.prompt_ids), len(text.tokens)
+    prompt_length, answer_length = len(text.prompt_ids), len(text.tokens)
     if in_prompt:
         at = find_place(token, list(map(llm.piece, text.prompt_ids)), "the prompt", "--token")
-        if not 0 <= at < before:
+        if not 0 <= at < prompt_length:
             raise GlassloopError(
-                f"--token is {token}; a token of the prompt from 0 to {before - 1} is expected"
+                f"--token is {token}; a token of the prompt from 0 to {prompt_length - 1} is expected"
             )
         return at
-    if number is None or (number < 0 and before + made + number >= 0):
+    if number is None or (number < 0 and prompt_length + answer_length + number >= 0):
         return token if number is None else number
-    if not 0 <= number < made:
-        raise GlassloopError(f"--token is {token}; a token of the answer from 0 to {made - 1} is expected")
-    return before + number
+    if not 0 <= number < answer_length:
+        raise GlassloopError(
+            f"--token is {token}; a token of the answer from 0 to {answer_length - 1} is expected"
+        )
+    return prompt_length + number
 
 
-def _told_place(text: Run | str, at: int) -> str:
+def _place_in_words(text: Run | str, at: int) -> str:
     """Returns where the token is in a run, in the words of all commands."""
     if isinstance(text, str):
         return ""
@@ -173,114 +174,117 @@ def _told_place(text: Run | str, at: int) -> str:
 # ── tables ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _print_attention(seen: AttentionWeights, where: str) -> None:
-    mean, elsewhere = seen.mean, seen.elsewhere
+def _print_attention(attended: AttentionWeights, where: str) -> None:
+    mean, elsewhere = attended.mean, attended.elsewhere
     most = float(elsewhere.max()) or 1.0
     rows = []
-    for at in _shown(seen):
-        layer, head, weight = seen.strongest(at)
+    for at in _shown(attended):
+        layer, head, weight = attended.strongest(at)
         rows.append(
             (
                 str(at),
-                quoted(seen.tokens[at].text),
+                quoted(attended.tokens[at].text),
                 f"{100 * mean[at]:.1f} %",
                 f"{100 * elsewhere[at]:.1f} %" if at else "",
                 "▉" * round(_BAR * float(elsewhere[at]) / most),
                 f"layer {layer}, head {head}: {100 * weight:.0f} %",
             )
         )
-    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks", seen, where)
+    _print_head(f"Where {quoted(attended.tokens[-1].text)} looks", attended, where)
     columns = ("n", "token", "mean", "no first", "", "strongest head")
     print_table(columns, rows, right=("n", "mean", "no first"), cut=("token",))
-    layers, heads, _ = seen.weights.shape
+    layers, heads, _ = attended.weights.shape
     print(f"\nmean: of {layers} layers with {heads} heads each; no first: the same without the first token.")
 
 
-def _shown(seen: AttentionWeights) -> list[int]:
+def _shown(attended: AttentionWeights) -> list[int]:
     """Returns the places to show: all, or in a long text those with the most attention."""
-    mean = seen.mean
+    mean = attended.mean
     return sorted(sorted(range(len(mean)), key=lambda at: -mean[at])[:_SHOWN])
 
 
-def _print_heads(seen: AttentionWeights, layer: int, where: str) -> None:
+def _print_heads(attended: AttentionWeights, layer: int, where: str) -> None:
     rows = []
-    for head, weights in enumerate(seen.layer(layer), 1):
+    for head, weights in enumerate(attended.layer(layer), 1):
         best = sorted(range(len(weights)), key=lambda at: -weights[at])[:4]
         rows.append(
-            (str(head), ", ".join(f"{quoted(seen.tokens[at].text)} {100 * weights[at]:.0f} %" for at in best))
+            (
+                str(head),
+                ", ".join(f"{quoted(attended.tokens[at].text)} {100 * weights[at]:.0f} %" for at in best),
+            )
         )
-    _print_head(f"Where {quoted(seen.tokens[-1].text)} looks in layer {layer}", seen, where)
+    _print_head(f"Where {quoted(attended.tokens[-1].text)} looks in layer {layer}", attended, where)
     print_table(("head", "at"), rows, right=("head",), fold=("at",))
 
 
-def _print_layers(seen: Layers, where: str) -> None:
+def _print_layers(by_layer: Layers, where: str) -> None:
     rows = [
         (
-            str(said.layer) if said.layer else "none",
-            ", ".join(f"{quoted(one.text)} {percent(one.logprob)}" for one in said.top),
-            f"{said.entropy:.2f}",
-            str(said.rank),
-            percent(said.logprob),
+            str(prediction.layer) if prediction.layer else "none",
+            ", ".join(f"{quoted(one.text)} {percent(one.logprob)}" for one in prediction.top),
+            f"{prediction.entropy:.2f}",
+            str(prediction.rank),
+            percent(prediction.logprob),
         )
-        for said in seen.layers
+        for prediction in by_layer.layers
     ]
-    _print_head(f"What comes after {quoted(seen.tokens[-1].text)}, by layer", seen, where)
-    follows = quoted(seen.follows.text)
+    _print_head(f"What comes after {quoted(by_layer.tokens[-1].text)}, by layer", by_layer, where)
+    follows = quoted(by_layer.follows.text)
     header = ("layer", "would say", "entropy", "rank", follows)
     print_table(header, rows, right=("layer", "entropy", "rank", follows), cut=("would say",))
-    why = "which comes next in the text" if seen.given else "the favourite of the last layer"
+    why = "which comes next in the text" if by_layer.given else "the favourite of the last layer"
     print(f"\nRank and probability are those of {follows}, {why}; entropy is in nats.")
 
 
-def _print_neighbours(seen: Neighbours) -> None:
+def _print_neighbours(nearest: Neighbours) -> None:
     rows = [
         (quoted(one.text), str(one.id), f"{one.cosine:.3f}", "▉" * round(_BAR * max(one.cosine, 0.0)))
-        for one in seen.found
+        for one in nearest.found
     ]
-    _print_head(f"Near {_names(seen.of)}", seen)
+    _print_head(f"Near {_names(nearest.of)}", nearest)
     print_table(("token", "id", "cosine", ""), rows, right=("id", "cosine"))
 
 
-def _print_head(what: str, seen: AttentionWeights | Layers | Neighbours, where: str = "") -> None:
-    print(_line(" · ".join(filter(None, (what, where, seen.model, seen.ops)))) + "\n")
+def _print_head(what: str, result: AttentionWeights | Layers | Neighbours, where: str = "") -> None:
+    print(_line(" · ".join(filter(None, (what, where, result.model, result.ops)))) + "\n")
 
 
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _draw_attention(seen: AttentionWeights, layer: int | None) -> str:
+def _draw_attention(attended: AttentionWeights, layer: int | None) -> str:
     """Draws a row for each layer, the mean of its heads, or for each head of one layer."""
-    weights = seen.weights.mean(axis=1) if layer is None else seen.layer(layer)
-    name, places = "layer" if layer is None else "head", _shown(seen)
+    weights = attended.weights.mean(axis=1) if layer is None else attended.layer(layer)
+    name, places = "layer" if layer is None else "head", _shown(attended)
     rows = [
         (f"{name} {number}", [GridCell(float(row[at]), f"{100 * row[at]:.0f}") for at in places])
         for number, row in enumerate(weights, 1)
     ]
     where = "" if layer is None else f" in layer {layer}"
-    title = f"Where {_names(seen.tokens[-1:])} looks{where}, in % · {seen.model}"
-    return grid(_line(title), [_label(seen.tokens[at].text) for at in places], rows)
+    title = f"Where {_names(attended.tokens[-1:])} looks{where}, in % · {attended.model}"
+    return grid(_line(title), [_label(attended.tokens[at].text) for at in places], rows)
 
 
-def _draw_layers(seen: Layers) -> str:
+def _draw_layers(by_layer: Layers) -> str:
     from glassloop.decode.sentence import ordinal
 
     rows = [
         (
-            f"layer {said.layer}" if said.layer else "embedding",
+            f"layer {prediction.layer}" if prediction.layer else "embedding",
             [
                 GridCell(exp(one.logprob), f"{_label(one.text)} {100 * exp(one.logprob):.0f}%")
-                for one in said.top
+                for one in prediction.top
             ],
         )
-        for said in seen.layers
+        for prediction in by_layer.layers
     ]
-    title = f"What each layer would say after {_names(seen.tokens[-1:])} · {seen.model}"
+    title = f"What each layer would say after {_names(by_layer.tokens[-1:])} · {by_layer.model}"
     return grid(_line(title), [ordinal(number) for number in range(1, len(rows[0][1]) + 1)], rows)
 
 
-def _draw_neighbours(seen: Neighbours) -> str:
-    rows = [(_names([one]), [GridCell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in seen.found]
-    return grid(_line(f"Near {_names(seen.of)} · {seen.model}"), ["cosine"], rows)
+def _draw_neighbours(nearest: Neighbours) -> str:
+    rows = [(_names([one]), [GridCell(max(one.cosine, 0.0), f"{one.cosine:.3f}")]) for one in nearest.found]
+    return grid(_line(f"Near {_names(nearest.of)} · {nearest.model}"), ["cosine"], rows)
 
 
 def _names(pieces: Iterable[Piece | Neighbour]) -> str:

@@ -33,7 +33,7 @@ from glassloop.cli import (
     watch,
 )
 from glassloop.cli.help import App
-from glassloop.cli.serve_config import PREFIX
+from glassloop.cli.serve.config import PREFIX
 from glassloop.cli.terminal import visible
 from glassloop.errors import GlassloopError
 

@@ -51,9 +51,9 @@ NameOrPath = Annotated[
 def list_models(as_json: Json = False) -> None:
     """List all known names and everything else in the cache."""
     here = {item.name: item for item in registry.installed()}
-    known = [entry for entry in registry.CATALOG.values() if entry.name not in here]
+    not_pulled = [entry for entry in registry.CATALOG.values() if entry.name not in here]
     first = {name: place for place, name in enumerate(registry.CATALOG)}  # then the others, by name
-    items: list[CatalogEntry | registry.Installed] = [*known, *here.values()]
+    items: list[CatalogEntry | registry.Installed] = [*not_pulled, *here.values()]
     items.sort(key=lambda item: (first.get(item.name, len(first)), item.name))
     rows = [_row(item) for item in items]
     if as_json:
@@ -118,18 +118,18 @@ def check(name: NameOrPath, ops: Ops = None, as_json: Json = False) -> None:
     if source is None:
         raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
     findings = check_model(source, ops)
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     try:
         while finding := _next(findings):
-            found[finding.what] = finding.found
+            results[finding.what] = finding.found
             if not as_json:
                 print(visible(f"{finding.what:<9}  {finding.found}", newlines=False), flush=True)
     except GlassloopError as error:
         if as_json:
-            print_json({"path": str(source), "usable": False, **found, "problem": str(error)})
+            print_json({"path": str(source), "usable": False, **results, "problem": str(error)})
         raise
     if as_json:
-        print_json({"path": str(source), "usable": True, **found})
+        print_json({"path": str(source), "usable": True, **results})
 
 
 def _next(findings: Iterator[Finding]) -> Finding | None:
@@ -177,10 +177,10 @@ def convert(
 @app.command()
 def path(name: NameOrPath, as_json: Json = False) -> None:
     """Print the path of a model that is already in the cache, or on disk. Never downloads."""
-    found = registry.find(name)
-    if found is None:
+    location = registry.find(name)
+    if location is None:
         raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
-    print_result({"name": name, "path": str(found)}, found, as_json)
+    print_result({"name": name, "path": str(location)}, location, as_json)
 
 
 @app.command()
@@ -213,18 +213,18 @@ def _facts(name: str, verify: bool) -> dict[str, object]:
         if verify and source.is_file():
             facts["sha256"] = sha256_of(source)
         return facts | _describe(source)
-    found = registry.verify(name) if verify else registry.stored(name)
-    item = source if found is None and isinstance(source, CatalogEntry) else found
+    stored = registry.verify(name) if verify else registry.stored(name)
+    item = source if stored is None and isinstance(source, CatalogEntry) else stored
     if item is None:
         raise RegistryError(f"{name!r} is not in the cache; 'glassloop models pull {name}' downloads it")
-    if found is not None and found.problem:
-        raise RegistryError(found.problem)
+    if stored is not None and stored.problem:
+        raise RegistryError(stored.problem)
     row = _row(item)
     facts = {key: row[key] for key in ("name", "kind", "pulled", "path", "size", "source", "licence")}
     facts["sha256"] = {file.name: file.sha256 for file in item.files}
-    if verify and found:
+    if verify and stored:
         facts["verified"] = True
-    return facts | (_describe(found.path) if found and found.kind == "model" else {})
+    return facts | (_describe(stored.path) if stored and stored.kind == "model" else {})
 
 
 def _describe(path: Path) -> dict[str, object]:

@@ -50,9 +50,9 @@ def token_named(tokenizer: Tokenizer, name: str, old: str) -> int | None:
     """Returns the token that a text names as the replacement of another token, or None if it is not a single
     token. Special tokens cannot be named."""
     for form in forms(name, old):
-        found = tokenizer.id_of(form)
-        if found is not None and found not in tokenizer.special_ids:
-            return found
+        token_id = tokenizer.id_of(form)
+        if token_id is not None and token_id not in tokenizer.special_ids:
+            return token_id
     return None
 
 

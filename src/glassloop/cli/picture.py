@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from glassloop.errors import GlassloopError
 from glassloop.util.files import write_text
@@ -69,7 +69,7 @@ def _box(x: int, y: int, width: int, height: int, colour: Colour) -> str:
 
 
 def _words(x: int, y: int, text: str, colour: Colour = _INK, anchor: str = "start") -> str:
-    shown = escape(_NOT_IN_XML.sub("", text))
+    shown = escape(_NOT_IN_XML.sub("", text), quote=False)
     return f'<text x="{x}" y="{y}" fill="{_hex(colour)}" text-anchor="{anchor}">{shown}</text>'
 
 

@@ -2,7 +2,7 @@
 and fork them.
 
 A run is fetched as a `.glass` file. Where the model is needed, the server's own is asked. All that comes back
-is checked and bounded, and what goes wrong is told in one line.
+is checked and bounded, and each error is one line.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-import typer
-
+from glassloop.cli.flags import Flags, flag
 from glassloop.errors import GlassloopError, TextError
 from glassloop.util.shown import printable, shown
 
@@ -37,49 +37,37 @@ _POLL = 0.3  # seconds between two looks at a run that is computed
 _SHOWN = 10  # candidates of an explanation, unless more are asked for
 _MOST_LISTED = 1000  # runs of one page of a server's list
 
-ServerURL = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
+
+@dataclass(frozen=True)
+class ServerFlags(Flags, group=_PANEL):
+    """The server whose runs are used in place of those in the store."""
+
+    server: str | None = flag(
+        None,
+        "Use the runs, and the model, of the Glassloop server at this URL in place of the store here.",
         metavar="URL",
-        help="Use the runs, and the model, of the Glassloop server at this URL in place of the store here.",
-        rich_help_panel=_PANEL,
-    ),
-]
-ServerKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
+    )
+    api_key: str | None = flag(
+        None,
+        f"The API key for --server. Better in {KEY_VARIABLE} or a file: others can see command lines.",
         metavar="KEY",
-        help=f"The API key for --server. Better in {KEY_VARIABLE} or a file: others can see command lines.",
-        rich_help_panel=_PANEL,
-    ),
-]
-ServerKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="FILE",
-        help="A file whose first line is the API key for --server.",
-        rich_help_panel=_PANEL,
-    ),
-]
+    )
+    api_key_file: Path | None = flag(None, "A file whose first line is the API key for --server.")
 
-
-def connect(
-    url: str | None, key: str | None, key_file: Path | None, **not_there: object
-) -> RemoteServer | None:
-    """Returns the server that `--server` names, or None without it. `not_there` are options of the command
-    that have no meaning for a server: it is an error if one of them is given."""
-    if url is None:
-        if key is not None or key_file is not None:
-            name = "--api-key" if key is not None else "--api-key-file"
-            raise GlassloopError(f"{name} is given without --server URL, which it is for")
-        return None
-    for name, value in not_there.items():
-        if value not in (None, False):
-            raise GlassloopError(f"--{name.replace('_', '-')} is given with --server, which cannot use it")
-    return RemoteServer(url, _key(key, key_file))
+    def connect(self, **only_here: object) -> RemoteServer | None:
+        """Returns the server that `--server` names, or None without it. `only_here` are options of the
+        command that a server cannot use: it is an error if one of them is given."""
+        if self.server is None:
+            if self.api_key is not None or self.api_key_file is not None:
+                name = "--api-key" if self.api_key is not None else "--api-key-file"
+                raise GlassloopError(f"{name} is given without --server URL, which it is for")
+            return None
+        for name, value in only_here.items():
+            if value not in (None, False):
+                raise GlassloopError(
+                    f"--{name.replace('_', '-')} is given with --server, which cannot use it"
+                )
+        return RemoteServer(self.server, _key(self.api_key, self.api_key_file))
 
 
 def _key(key: str | None, key_file: Path | None) -> str | None:
@@ -140,20 +128,19 @@ class RemoteServer:
             if not newest:
                 raise GlassloopError(f"{self.url} has no run yet")
             return self._text(newest[0], "id")
-        own = run_id(name)
-        if len(own) >= 16 or not own:
-            return quote(own or name, safe="")
-        found = [
-            each["id"] for each in self.runs(_MOST_LISTED, own) if self._text(each, "id").startswith(own)
-        ]
-        if len(found) > 1:
-            raise GlassloopError(f"several runs begin with {own!r}: {', '.join(found[:2])} …")
-        return quote(found[0] if found else own, safe="")
+        start = run_id(name)
+        if len(start) >= 16 or not start:
+            return quote(start or name, safe="")
+        ids = [self._text(each, "id") for each in self.runs(_MOST_LISTED, start)]
+        ids = [each for each in ids if each.startswith(start)]
+        if len(ids) > 1:
+            raise GlassloopError(f"several runs begin with {start!r}: {', '.join(ids[:2])} …")
+        return quote(ids[0] if ids else start, safe="")
 
     def runs(self, limit: int, search: str) -> list[dict[str, Any]]:
         """Returns the newest runs as the server lists them, briefly."""
-        asked = f"limit={min(limit, _MOST_LISTED)}&brief=true&search={quote(search, safe='')}"
-        listed = self._get_json(f"/api/runs?{asked}").get("runs")
+        query = f"limit={min(limit, _MOST_LISTED)}&brief=true&search={quote(search, safe='')}"
+        listed = self._get_json(f"/api/runs?{query}").get("runs")
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
             raise self._not_ours()
         return listed
@@ -168,14 +155,14 @@ class RemoteServer:
 
     # ── what the server computes ───────────────────────────────────────────────────────────────────────────
 
-    def explain(self, run: Run, at: int, of: str, luck: str, shown: int, **asked: Any) -> Explanation:
-        """Returns why a token was chosen, as the server's engine tells it."""
+    def explain(self, run: Run, at: int, of: str, luck: str, shown: int, **what_if: Any) -> Explanation:
+        """Returns why a token was chosen, as the server's engine explains it."""
         from glassloop.decode.explain_read import explanation_of
 
-        number = asked.pop("number", None)
+        number = what_if.pop("number", None)
         query: dict[str, Any] = {"of": of, "luck": luck} | ({} if shown == _SHOWN else {"shown": shown})
         query |= {} if number is None else {"pass": number}
-        query |= {name: each if isinstance(each, str) else json.dumps(each) for name, each in asked.items()}
+        query |= {name: each if isinstance(each, str) else json.dumps(each) for name, each in what_if.items()}
         pairs = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items())
         return explanation_of(self._get_json(f"/api/runs/{run.id}/explain/{at}?{pairs}"))
 
@@ -183,14 +170,14 @@ class RemoteServer:
         self, run: Run, at: int, tokens: list[str], text: str | None, sampling: Mapping[str, Any]
     ) -> Run:
         """Forks a run on the server and returns the fork when it has ended. `tokens` are the forms of a token
-        to continue with, of which the first that is one is used."""
+        to continue with, the first that the model has is used."""
         body: dict[str, Any] = {"at": at, "sampling": dict(sampling)}
         if text is not None:
-            made = self._post(f"/api/runs/{run.id}/edit", {**body, "text": text})
+            answer = self._post(f"/api/runs/{run.id}/edit", {**body, "text": text})
         else:
-            made = self._fork(run, [{**body, "token": form} for form in tokens] or [body])
+            answer = self._fork(run, [{**body, "token": form} for form in tokens] or [body])
         try:
-            id = self._text(made["runs"][0], "id")
+            id = self._text(answer["runs"][0], "id")
         except (KeyError, IndexError, TypeError):
             raise self._not_ours() from None
         try:
@@ -238,7 +225,7 @@ class RemoteServer:
         raise self._refused(answer.status_code, data)
 
     def _refused(self, status: int, data: bytes) -> GlassloopError:
-        """Returns the error that an answer tells."""
+        """Returns the error that an answer reports."""
         if 300 <= status < 400:
             return GlassloopError(
                 f"{self.url} redirects to another address; --server with that one is expected"
@@ -248,12 +235,12 @@ class RemoteServer:
             return GlassloopError(f"{self.url} refused the API key, or expects one: {where}")
         try:
             error = json.loads(data)["error"]
-            told, param = error["message"], error.get("param")
-            assert isinstance(told, str)
+            message, param = error["message"], error.get("param")
+            assert isinstance(message, str)
         except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError):
             return self._not_ours()
         kind = TextError if param == "token" else GlassloopError
-        return kind(f"{self.url}: {printable(told, 500)}")
+        return kind(f"{self.url}: {printable(message, 500)}")
 
     def _text(self, value: Any, name: str) -> str:
         """Returns a text of an answer."""
@@ -276,7 +263,7 @@ class RemoteServer:
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
-        """Makes errors of the network one of ours."""
+        """Turns errors of the network into a GlassloopError."""
         import httpx2
 
         try:

@@ -6,40 +6,38 @@ from typing import Annotated
 
 import typer
 
-from glassloop.cli.adapters import Adapters, remember
-from glassloop.cli.diffusion import Holes
-from glassloop.cli.kept import Name
-from glassloop.cli.options import Json, Ops, Plugins, RunModel, load_plugins
+from glassloop.cli.adapters import remember_adapters
+from glassloop.cli.flags import Only, takes_flags
+from glassloop.cli.options import EngineFlags, Json, RunModel
+from glassloop.cli.run_model import model_of
+from glassloop.cli.stored_runs import Name, find_runs
 from glassloop.cli.terminal import print_result, visible
 
 
+@takes_flags()
 def replay(
     name: Name,
+    *,
     model: RunModel = None,
     first: Annotated[
         int, typer.Option("--from", metavar="N", min=0, help="The first token to compare, from 0.")
     ] = 0,
-    ops: Ops = None,
     any_model: Annotated[
         bool, typer.Option("--any-model", help="Compare even if another model made the run.")
     ] = False,
     as_json: Json = False,
-    plugin: Plugins = None,
-    adapter: Adapters = None,
-    holes: Holes = None,
+    engine: Annotated[EngineFlags, Only("ops", "plugin", "adapter", "holes")],
 ) -> None:
     """Compute a recorded run again and compare every number.
 
     The exit code is 0 if it is identical, 1 if it differs, and 2 if it could not be computed.
     """
-    from glassloop.cli.kept import find_runs, load, model_of
-
-    load_plugins(plugin)
-    remember(adapter or ())
+    engine.load_plugins()
+    remember_adapters(engine.adapter or ())
     runs = find_runs(name)
     for run in runs:
         run.check_computable()
-    llm = load(model or model_of(name, runs[0]), ops, holes=holes)
+    llm = engine.load(model or model_of(name, runs[0]))
     verdicts = [llm.replay(run, first=first, strict=not any_model) for run in runs]
     plain = [{"run": run.id, **verdict.to_dict()} for run, verdict in zip(runs, verdicts, strict=True)]
     lines = [visible(verdict.sentence, newlines=False) for verdict in verdicts]

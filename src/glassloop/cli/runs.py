@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from glassloop.cli.flags import takes_flags
 from glassloop.cli.help import App
-from glassloop.cli.kept import NAME_HELP, Name, complete_run
-from glassloop.cli.options import Json, options_line
-from glassloop.cli.remote import ServerKey, ServerKeyFile, ServerURL, connect
+from glassloop.cli.options import Json
+from glassloop.cli.remote import ServerFlags
+from glassloop.cli.run_model import beam_pieces, defaults_of, prompt_text
+from glassloop.cli.sampling_text import options_line
+from glassloop.cli.stored_runs import NAME_HELP, Name, complete_run, find_runs, found_as
 from glassloop.cli.terminal import print_json, print_result, print_table, visible
 from glassloop.cli.worst import MOST_SHOWN, print_worst, worst_to_dict
 from glassloop.errors import TraceError
@@ -34,7 +37,9 @@ _StoreAt = Annotated[
 
 
 @app.command(name="list")
+@takes_flags()
 def list_runs(
+    *,
     limit: Annotated[
         int, typer.Option("--limit", "-n", "-l", metavar="N", min=1, help="How many runs to list.")
     ] = 20,
@@ -49,9 +54,7 @@ def list_runs(
         ),
     ] = "",
     as_json: Json = False,
-    server: ServerURL = None,
-    api_key: ServerKey = None,
-    api_key_file: ServerKeyFile = None,
+    remote: ServerFlags,
 ) -> None:
     """List the runs in the store, the newest first: those of all commands, of Python and of servers.
 
@@ -60,9 +63,9 @@ def list_runs(
     from glassloop.cli.titles import Titles
     from glassloop.record.store.store import Store
 
-    there = connect(server, api_key, api_key_file)
-    if there is not None:
-        _list_remote(there.runs(limit, search.strip()), as_json)
+    server = remote.connect()
+    if server is not None:
+        _list_remote(server.runs(limit, search.strip()), as_json)
         return
     store = Store()
     entries, titles = store.list(limit, search.strip()), Titles(store)
@@ -118,22 +121,21 @@ def _print_list(entries: Sequence[tuple[Any, ...]]) -> None:
 
 
 @app.command()
+@takes_flags()
 def show(
     name: Name,
+    *,
     as_json: Json = False,
-    server: ServerURL = None,
-    api_key: ServerKey = None,
-    api_key_file: ServerKeyFile = None,
+    remote: ServerFlags,
 ) -> None:
     """Show a run: its options, its text or conversation, each token with its numbers, and its tree."""
     from glassloop.cli.beams import print_beams
-    from glassloop.cli.kept import beam_pieces, defaults_of, find_runs, found_as, prompt_text
     from glassloop.cli.titles import print_conversation, title_of
     from glassloop.cli.tokens import print_tokens
 
-    there = connect(server, api_key, api_key_file)
-    run = find_runs(name, there)[0]
-    name = found_as(name, run, there)
+    server = remote.connect()
+    run = find_runs(name, server)[0]
+    name = found_as(name, run, server)
     tree = run.tree()
     if as_json:
         print_json(run.to_dict() | {"title": title_of(name, run), "tree": tree.to_dict()})
@@ -163,21 +165,19 @@ def show(
 
 
 @app.command()
+@takes_flags()
 def worst(
     name: Name,
+    *,
     count: Annotated[
         int, typer.Option("--count", "-c", metavar="N", min=1, help="How many tokens of each kind.")
     ] = MOST_SHOWN,
     as_json: Json = False,
-    server: ServerURL = None,
-    api_key: ServerKey = None,
-    api_key_file: ServerKeyFile = None,
+    remote: ServerFlags,
 ) -> None:
     """Show where a run may have gone wrong: its most surprising tokens, those that won by luck, and the first
     one below 1 %."""
-    from glassloop.cli.kept import find_runs
-
-    run = find_runs(name, connect(server, api_key, api_key_file))[0]
+    run = find_runs(name, remote.connect())[0]
     if as_json:
         print_json({"run": run.id, **worst_to_dict(run.tokens, count)})
     else:
@@ -210,14 +210,14 @@ def rm(
 
 
 @app.command()
+@takes_flags()
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN", help=NAME_HELP, autocompletion=complete_run)],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write: .glass, .json or .csv.")],
+    *,
     tree: Annotated[bool, typer.Option("--tree", help="Export all forks and samples too.")] = False,
     as_json: Json = False,
-    server: ServerURL = None,
-    api_key: ServerKey = None,
-    api_key_file: ServerKeyFile = None,
+    remote: ServerFlags,
 ) -> None:
     """Write a run as a .glass file, which can be replayed, or as a .json or .csv file for other programs.
 
@@ -225,12 +225,10 @@ def export(
     """
     import json
 
-    from glassloop.cli.kept import find_runs
     from glassloop.record.format.glass_file import write
     from glassloop.record.views.csv_text import to_csv
 
-    there = connect(server, api_key, api_key_file, tree=tree)
-    run = find_runs(name, there)[0]
+    run = find_runs(name, remote.connect(tree=tree))[0]
     runs = run.tree().from_run(run) if tree else [run]
     if file.suffix == ".json":
         plain = [each.to_dict() for each in runs]
@@ -258,8 +256,8 @@ def import_runs(
     from glassloop.record.store.store import Store
 
     store = Store(origin="file")  # not the user's own: such a run does not decide which model is loaded
-    found, new = read(file), []
-    for run in found:
+    runs, new = read(file), []
+    for run in runs:
         here = store.run(run.id)
         if here is None:
             new.append(run)
@@ -270,9 +268,9 @@ def import_runs(
             )
     if new:
         store.add(*new)
-    there = len(found) - len(new)
+    there = len(runs) - len(new)
     text = f"{file}: {len(new)} run{'' if len(new) == 1 else 's'} imported, {there} there already"
-    ids = [run.id for run in found]
+    ids = [run.id for run in runs]
     print_result(
         {"path": str(file), "runs": ids, "imported": len(new)}, visible(text, newlines=False), as_json
     )

@@ -5,30 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glassloop.cli.generate import OneJson, Trace
+from glassloop.cli.arguments import json_or_text, read_text
+from glassloop.cli.flags import Flags, Only, flag, takes_flags
 from glassloop.cli.help import INPUT, OUTPUT
-from glassloop.cli.options import (
-    DEFAULT_MODEL,
-    Colors,
-    Draft,
-    Keep,
-    KVMemory,
-    Model,
-    ModelDefaults,
-    Ops,
-    Plugins,
-    System,
-    given,
-    json_or_text,
-    load_plugins,
-    read_text,
-    takes_sampling,
-)
-from glassloop.cli.terminal import Color, print_json, print_text, set_color, visible, wrapped
+from glassloop.cli.loading import chat_messages
+from glassloop.cli.options import DEFAULT_MODEL, EngineFlags, Model, OutputFlags, System
+from glassloop.cli.sampling_flags import sampling_options
+from glassloop.cli.stored_runs import keep
+from glassloop.cli.terminal import print_json, print_text, set_color, visible, wrapped
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 
@@ -44,167 +33,130 @@ SEARCH = "How to search"
 _SHOWN_PATHS = 24  # lines of the live table; the newest are shown
 
 
+@dataclass(frozen=True)
+class SearchFlags(Flags, group=SEARCH):
+    """The method of a search, and what it needs to know."""
+
+    method: str = flag(
+        "vote",
+        "vote, best, confidence, likelihood, beam, tree, budget, power, greedy, none, or one of your own"
+        " (--plugin).",
+        metavar="NAME",
+    )
+    n: int | None = flag(None, "How many paths.", *("--n", "--samples"), show_default="the method's")
+    extract: str | None = flag(
+        None,
+        "How the answer is found in a text: number, choice, json, last_line, regex:… or auto.",
+        metavar="NAME",
+        show_default="auto",
+    )
+    verify: str | None = flag(
+        None,
+        "What a right text has: number:72, choice:B, contains:…, regex:…, json, json:SCHEMA, or a verifier of"
+        " your own (--plugin).",
+        metavar="NAME",
+    )
+    judge: str | None = flag(None, "What each step is judged by; as --verify.", metavar="NAME")
+    budget: list[str] | None = flag(
+        None,
+        "A limit for all paths together: tokens=4000, seconds=20 or branches=16; may be repeated.",
+        metavar="NAME=N",
+    )
+    option: list[str] | None = flag(
+        None,
+        "An option of the method, such as warmup=8; may be repeated. docs/thinking.md has all.",
+        metavar="NAME=X",
+    )
+    raw: bool = flag(False, "Continue the question as a text, without a chat template.", "--raw", group=INPUT)
+    system: System = None
+    paths: bool = flag(
+        False, "Print the text of every path, not only of the one that won.", "--paths", group=OUTPUT
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `prepare` beside the question and the options of `Sampling`. Raises for what is
+        wrong, before a model is loaded."""
+        from glassloop.search.budget import Budget
+        from glassloop.search.methods import make_method
+        from glassloop.search.solve import named_extractor, named_verifier
+
+        method = None if self.method == "none" else self.method
+        options = _pairs(self.option, "--option")
+        if self.n is not None and "n" in options:
+            raise GlassloopError.about("n", "is given twice, by --n and by --option")
+        if self.n is not None:
+            options = {"n": self.n, **options}
+        needs_verifier = make_method(method, options).needs_verifier
+        named_extractor(self.extract)
+        named_verifier(self.verify)
+        named_verifier(self.judge, "judge")
+        if needs_verifier and self.verify is None:
+            raise GlassloopError.about("verify", f"is missing; the method {self.method} needs a verifier")
+        return {
+            "method": method,
+            "extract": self.extract,
+            "verify": self.verify,
+            "judge": self.judge,
+            "budget": Budget.of(_pairs(self.budget, "--budget")),
+            "chat": False if self.raw else None,
+            **options,
+        }
+
+
+@takes_flags(unset=True)
 def solve(
     question: Annotated[
         str, typer.Argument(metavar="QUESTION", help="The question; '-' reads it from stdin.")
     ],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="vote, best, confidence, likelihood, beam, tree, budget, power, greedy, none, or one of your"
-            " own (--plugin).",
-            rich_help_panel=SEARCH,
-        ),
-    ] = "vote",
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n",
-            "--samples",
-            metavar="N",
-            help="How many paths.",
-            show_default="the method's",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    extract: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How the answer is found in a text: number, choice, json, last_line, regex:… or auto.",
-            show_default="auto",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    verify: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What a right text has: number:72, choice:B, contains:…, regex:…, json, json:SCHEMA, or a"
-            " verifier of your own (--plugin).",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    judge: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="What each step is judged by; as --verify.", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=N",
-            help="A limit for all paths together: tokens=4000, seconds=20 or branches=16; may be repeated.",
-            show_default=False,
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=X",
-            help="An option of the method, such as warmup=8; may be repeated. docs/thinking.md has all.",
-            show_default=False,
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw", help="Continue the question as a text, without a chat template.", rich_help_panel=INPUT
-        ),
-    ] = False,
-    system: System = None,
-    paths: Annotated[
-        bool,
-        typer.Option(
-            "--paths",
-            help="Print the text of every path, not only of the one that won.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
+    *,
+    search: SearchFlags,
     model: Model = DEFAULT_MODEL,
-    model_defaults: ModelDefaults = True,
-    json_output: OneJson = False,
-    trace: Trace = None,
-    color: Colors = Color.AUTO,
-    store: Keep = True,
-    ops: Ops = None,
-    kv_memory: KVMemory = None,
-    draft: Draft = None,
-    plugin: Plugins = None,
+    engine: Annotated[EngineFlags, Only("model_defaults", "ops", "kv_memory", "draft", "plugin")],
+    output: Annotated[OutputFlags, Only("json_output", "trace", "color", "store")],
     **options: Any,
 ) -> None:
     """Answer a question by several paths and a method that decides between them."""
-    from glassloop.cli.kept import chat_messages, drafter, keep, load
-    from glassloop.search.budget import Budget
-    from glassloop.search.methods import make_method
-    from glassloop.search.solve import Stopped, drive, named_extractor, named_verifier, prepare
+    from glassloop.search.solve import Stopped, drive, prepare
 
-    set_color(color)
-    load_plugins(plugin)
-    asked = given(options)
-    Sampling.from_dict(asked)  # errors in the options come before the model is loaded
-    own = _pairs(option, "--option")
-    if n is not None and "n" in own:
-        raise GlassloopError.about("n", "is given twice, by --n and by --option")
-    counted = own if n is None else {"n": n, **own}
-    chosen = make_method(None if method == "none" else method, counted)
-    named_extractor(extract)
-    named_verifier(verify)
-    named_verifier(judge, "judge")
-    if chosen.needs_verifier and verify is None:
-        raise GlassloopError.about("verify", f"is missing; the method {method} needs a verifier")
-    limits = Budget.of(_pairs(budget, "--budget"))
+    set_color(output.color)
+    engine.load_plugins()
+    overrides = sampling_options(options)
+    Sampling.from_dict(overrides)  # errors in the options come before the model is loaded
+    arguments = search.arguments
     text = read_text(question)
-    llm = load(model, ops, kv_memory, drafter(draft), model_defaults)
-    asked_for = text if raw or system is None else chat_messages(llm, text, system)
-    running = prepare(
-        llm,
-        asked_for,
-        None if method == "none" else method,
-        extract=extract,
-        verify=verify,
-        judge=judge,
-        budget=limits,
-        chat=False if raw else None,
-        **counted,
-        **asked,
-    )
+    llm = engine.load(model)
+    prompt = text if search.raw or search.system is None else chat_messages(llm, text, search.system)
+    running = prepare(llm, prompt, **arguments, **overrides)
     interrupted = False
-    with _shown(running, json_output) as watch:
+    with _shown(running, output.json_output) as watch:
         try:
-            found = drive(running, watch)
+            solution = drive(running, watch)
         except Stopped as stopped:  # what there is by then is printed and kept
-            found, interrupted = stopped.solution, True
-    if json_output:
-        print_json(found.to_dict(texts=paths))
+            solution, interrupted = stopped.solution, True
+    if output.json_output:
+        print_json(solution.to_dict(texts=search.paths))
     else:
-        _print_texts(found, paths)
-    if trace is not None:
-        found.save(trace)
-    kept = store and keep([path.run for path in found.paths])
-    if not json_output:
-        print(wrapped(_statistics(llm.name, found, kept), sys.stderr), file=sys.stderr)
+        _print_texts(solution, search.paths)
+    if output.trace is not None:
+        solution.save(output.trace)
+    kept = output.store and keep([path.run for path in solution.paths])
+    if not output.json_output:
+        print(wrapped(_statistics(llm.name, solution, kept), sys.stderr), file=sys.stderr)
     if interrupted:
         raise typer.Exit(130)
 
 
-takes_sampling(solve, unset=True)
-
-
 def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
     """Returns options that were written as NAME=VALUE; several may be separated by commas."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts or ():
         for part in text.split(",") if flag == "--budget" else [text]:
             name, equals, value = part.partition("=")
             if not (equals and name.strip()):
                 raise GlassloopError(f"{flag} is {part!r}; NAME=VALUE is expected")
-            found[name.strip().replace("-", "_")] = json_or_text(value)
-    return found
+            values[name.strip().replace("-", "_")] = json_or_text(value)
+    return values
 
 
 # ── while it runs ──────────────────────────────────────────────────────────────────────────────────────────
@@ -213,18 +165,18 @@ def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
 @contextmanager
 def _shown(running: Running, quiet: bool) -> Iterator[Watch]:
     """Shows a search on stderr while it runs: a live table on a terminal, else a line for each path that has
-    ended. If `quiet`, there are no lines, and the table is gone afterwards. Gives the function that is called
-    after each round."""
+    ended. If `quiet`, there are no lines, and the table is gone afterwards. Yields the function to call after
+    each round."""
     if not sys.stderr.isatty():
-        told: set[int] = set()
+        printed: set[int] = set()
 
-        def tell(running: Running) -> None:
+        def print_ended(running: Running) -> None:
             for path in running.paths.ended:
-                if path.number not in told and not quiet:
-                    told.add(path.number)
+                if path.number not in printed and not quiet:
+                    printed.add(path.number)
                     print(_line(path), file=sys.stderr, flush=True)
 
-        yield tell
+        yield print_ended
         return
     from rich.console import Console
     from rich.live import Live
@@ -301,38 +253,38 @@ def _counted(paths: list[SearchPath]) -> dict[str, float]:
 def _votes(votes: dict[str, float]) -> str:
     """Returns the leading answers with their share: "72 ×5 (63 %), 68 ×2 (25 %)"."""
     ranked, total = sorted(votes.items(), key=lambda item: -item[1])[:4], sum(votes.values())
-    told = [
+    shares = [
         f"{visible(value, newlines=False)[:24]} ×{round(weight, 2):g} ({100 * weight / total:.0f} %)"
         for value, weight in ranked
     ]
-    return ", ".join(told)
+    return ", ".join(shares)
 
 
 # ── the result ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _print_texts(found: Solution, paths: bool) -> None:
-    for path in found.paths if paths else [found.path]:
+def _print_texts(solution: Solution, paths: bool) -> None:
+    for path in solution.paths if paths else [solution.path]:
         if path is None:
             continue
         if paths:
-            print(f"── path {path.number}{' (the answer)' if path is found.path else ''} ──")
+            print(f"── path {path.number}{' (the answer)' if path is solution.path else ''} ──")
         print_text(path.run.text)
 
 
-def _statistics(model: str, found: Solution, kept: bool) -> str:
-    usage, record = found.usage, found.record
-    won = "no path" if found.path is None else f"path {found.path.number}"
+def _statistics(model: str, solution: Solution, kept: bool) -> str:
+    usage, record = solution.usage, solution.record
+    won = "no path" if solution.path is None else f"path {solution.path.number}"
     paths = "1 path" if usage.branches == 1 else f"{usage.branches} paths"
     parts = [
         model,
-        f"answer {visible(found.value, newlines=False)}" if found.value is not None else "no answer found",
+        "no answer found" if solution.value is None else f"answer {visible(solution.value, newlines=False)}",
         won,
-        "" if found.path is None else _judged(found.path),
-        f"votes {_votes(found.votes)}" if found.votes else "",
+        "" if solution.path is None else _judged(solution.path),
+        f"votes {_votes(solution.votes)}" if solution.votes else "",
         f"{record['method']}, {paths}, {usage.tokens} tokens, {usage.seconds:.1f} s",
         f"seed {record['seed']}",
-        f"run {found.paths[0].run.id[:8]}" if kept and found.paths else "",
+        f"run {solution.paths[0].run.id[:8]}" if kept and solution.paths else "",
         str(record["cut"]["why"]) if record["cut"] else "",
     ]
     return visible(" · ".join(part for part in parts if part), newlines=False)

@@ -191,7 +191,7 @@ def print_notes(notes: Iterable[str]) -> None:
 def json_text(value: object, indent: int | None = None) -> str:
     """Returns a value as JSON in which characters that would control a terminal are escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
-    return STEERING.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return STEERING.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def print_table(

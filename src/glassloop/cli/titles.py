@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from glassloop.cli.kept import prompt_text, tokenizer_of
+from glassloop.cli.run_model import prompt_text, tokenizer_of
 from glassloop.cli.terminal import visible
 from glassloop.errors import TraceError
 from glassloop.record.messages import NO_TEXT, text_of, title_of_ids, title_of_text

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glassloop.cli.arguments import read_text
 from glassloop.cli.help import MODEL
-from glassloop.cli.options import DEFAULT_MODEL, Colors, Json, complete_model, read_text
+from glassloop.cli.options import DEFAULT_MODEL, Colors, Json, complete_model
 from glassloop.cli.terminal import Color, always_colours, escaped, print_json, set_color, working
 
 if TYPE_CHECKING:

@@ -87,5 +87,5 @@ def _plain(tokens: Sequence[Token], place: int) -> dict[str, Any]:
     token, (before, after) = tokens[place], around(tokens, place)
     plain = token.to_dict()
     same = {name: plain[name] for name in _SAME}
-    told = {"step": place, "piece": token.piece, "before": before, "after": after}
-    return told | {"surprise_bits": surprise_bits(token)} | same
+    place_in_text = {"step": place, "piece": token.piece, "before": before, "after": after}
+    return place_in_text | {"surprise_bits": surprise_bits(token)} | same

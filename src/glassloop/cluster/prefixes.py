@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from heapq import nlargest
 
-from glassloop.engine.tree import KVTree, Node
+from glassloop.engine.kv_nodes import Node
+from glassloop.engine.tree import KVTree
 from glassloop.ops.batch import PAGE
 
 _BYTES = 8  # of a digest; a wrong match would only send a request to another replica

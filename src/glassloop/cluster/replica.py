@@ -30,9 +30,9 @@ from glassloop.cluster.prefixes import summary
 from glassloop.cluster.session import Session
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.kv_nodes import Node
 from glassloop.engine.owner import owned_by
 from glassloop.engine.request import Request
-from glassloop.engine.tree import Node
 from glassloop.errors import GlassloopError
 from glassloop.record.run import Run
 from glassloop.record.token import Token

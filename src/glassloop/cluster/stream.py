@@ -8,6 +8,7 @@ import time
 from glassloop.cluster.delivery import held_back, set_facts
 from glassloop.cluster.messages import Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
 from glassloop.decode.chain import needs_record
+from glassloop.engine.branching import revised
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.revise import place_to_take_back, salt_after, settled
 from glassloop.record.run import Run
@@ -121,9 +122,7 @@ class Stream:
     def take_back(self, run: Run, to: int, salt: int, id: str | None = None) -> TakenBack:
         """Ends a run whose last tokens are taken back. Another one with the first `to` of them, which has
         this id on the replica, continues in its place; the event that tells of it is returned."""
-        position = len(run.prompt_ids) + to
-        run.forks.setdefault(position, 1)
-        made = run.revise(to, salt)
+        made = revised(run, to, salt)
         made.id = id or made.id
         run.tail = held_back(self.request, run)
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {to}"

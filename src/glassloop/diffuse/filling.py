@@ -87,11 +87,11 @@ class Filling:
         ]
         wanted = select(beliefs, self.options, self._left, step.seed, salt)
         if self.in_order:
-            rows, made = self._fill_in_order(masks, wanted, logits, salt)
+            rows, choices = self._fill_in_order(masks, wanted, logits, salt)
         else:
-            rows, made = wanted, self._fill(masks, wanted, logits, salt)
+            rows, choices = wanted, self._fill(masks, wanted, logits, salt)
         filled = []
-        for row, chosen in zip(rows, made, strict=True):
+        for row, chosen in zip(rows, choices, strict=True):
             place = masks[row]
             self.tokens[place], self.chosen[place] = chosen.id, chosen
             self.confidence[place] = beliefs[row].confidence
@@ -116,18 +116,18 @@ class Filling:
                 decoders.append(walker.fork())
                 order.append(places[place])
             walker.commit(self._mask_token if token is None else token)
-        made = {}
+        chosen_by_row = {}
         for row, chosen in zip(order, choose_rows(decoders, logits, order), strict=True):
             if isinstance(chosen, Exception):
                 raise chosen
-            made[row] = chosen
-        return [made[row] for row in rows]
+            chosen_by_row[row] = chosen
+        return [chosen_by_row[row] for row in rows]
 
     def _fill_in_order(
         self, masks: Sequence[int], wanted: Sequence[int], logits: Float32, salt: int
     ) -> tuple[list[int], list[Chosen]]:
         """Draws the first mask, and as many right after it as were chosen; each follows what was drawn."""
-        walker, made = self._decoder.fork(salt), list[Chosen]()
+        walker, choices = self._decoder.fork(salt), list[Chosen]()
         for token in self.tokens[: masks[0]]:
             assert token is not None
             walker.commit(token)
@@ -137,29 +137,29 @@ class Filling:
                 break
             chosen = walker.choose(logits[row])
             rows.append(row)
-            made.append(chosen)
+            choices.append(chosen)
             if walker.ends_with(chosen.id):
                 break
             walker.commit(chosen.id)
             if walker.finished:  # the grammar is complete: nothing can be added
                 self._ends = masks[row] + 1
                 break
-        return rows, made
+        return rows, choices
 
     # ── revision ───────────────────────────────────────────────────────────────────────────────────────────
 
     def take_back(self, scores: Sequence[float] | None = None) -> None:
-        """Takes tokens of a full block back, to be filled anew. `scores` are the log-probabilities of its
+        """Takes tokens of a full block back, to be filled again. `scores` are the log-probabilities of its
         tokens from left to right; without them the confidence that each was filled with decides, by luck."""
         step, length = self._decoder.step, self._ends
         salt = pass_salt(step.salt, self._passes)
-        known = self.confidence[:length] if scores is None else [*scores]
+        scored = self.confidence[:length] if scores is None else [*scores]
         what = "confidence {:.3f}" if scores is None else "log-probability {:.2f} from the left"
         taken = []
-        for place in to_take_back(known, self.options, scores is None, step.seed, salt):
+        for place in to_take_back(scored, self.options, scores is None, step.seed, salt):
             token = self.tokens[place]
             assert token is not None
-            taken.append(Unfilled(self.at + place, token, what.format(known[place])))
+            taken.append(Unfilled(self.at + place, token, what.format(scored[place])))
             self.tokens[place] = self.chosen[place] = None
         # What was filled behind the end of the text is a part of it again if the end is taken back.
         self._ends = text_length(self.tokens, self._decoder.ends_with)

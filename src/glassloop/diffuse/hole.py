@@ -11,10 +11,9 @@ from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
-from glassloop.engine.tasks.checks import check_rows
 from glassloop.engine.tasks.masked import Mask, Masked, Pass
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
@@ -99,16 +98,16 @@ def fill_holes(
     tasks, pilots = [], []
     for sampling, salt in zip(samplings, salts, strict=True):
         drawn = Run(llm.name, list(before), sampling.seed or 0, llm.config.context, sampling, salt)
-        decoder = llm.engine.loop.decoder(drawn, before, None, never_in_hole(llm, sampling, mask))
+        decoder = llm.engine.loop.context.decoder(drawn, before, None, never_in_hole(llm, sampling, mask))
         pilot = _Pilot(MaskedRows(before, width, after, mask), Filling(width, options, decoder, mask.token))
         task = Masked(pilot.rows.tokens, pilot.rows.kept, pilot.first(), pilot, deadline)
-        check_rows(task.branch, llm.transformer, "tokens")
+        task.branch.check_pass(llm.transformer, "tokens")
         tasks.append(task)
         pilots.append(pilot)
     compute_all(llm.engine, tasks)
-    made = []
+    holes = []
     for pilot in pilots:
         filling = pilot.filling
         chosen = [each for each in filling.chosen if each is not None]
-        made.append(Hole([each.id for each in chosen], chosen, filling.records, pilot.computed))
-    return made
+        holes.append(Hole([each.id for each in chosen], chosen, filling.records, pilot.computed))
+    return holes

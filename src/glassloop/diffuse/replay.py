@@ -9,13 +9,14 @@ from glassloop.decode.chosen import Chosen
 from glassloop.decode.difference import numbers_of
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.explain import Explanation, explain
-from glassloop.decode.luck import fork_salt, pass_salt
+from glassloop.decode.luck import pass_salt
 from glassloop.decode.stop import Ending, stop_ids
 from glassloop.decode.task_kinds import DIFFUSION, WHAT_IF
 from glassloop.diffuse.filling import text_length
 from glassloop.diffuse.hole import AFTER, fill_holes, never_in_hole
-from glassloop.diffuse.rows import MaskedRows
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.diffuse.write import DiffusionRequest, check_prompt, check_revision, finish
+from glassloop.engine.branching import peek_luck
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.logits import compute_all
 from glassloop.engine.replay import (
@@ -105,7 +106,6 @@ def _write(
         run.sampling,
         [again],
         built=llm.compile(run.sampling),
-        pieces=llm.piece,
         options=options,
         mask=llm.mask,
         deadline=limit,
@@ -170,8 +170,7 @@ def explain_fill(
             kind.check(sampling, run.sampling)
         seed = seed if overrides.get("seed") is None or sampling.seed is None else sampling.seed
     if luck == "new":
-        position = len(run.prompt_ids) + at
-        salt = fork_salt(salt, position, run.forks.get(position, 0) + 1)
+        salt = peek_luck(run, at)
     what_if = bool(overrides) or luck == "new"
     if number is None:
         number = last_filled(run, at)
@@ -193,11 +192,11 @@ def explain_fill(
         for each in record.filled:  # with these a place follows what the same pass has filled before it
             if each.at < at:
                 tokens[each.at - record.first] = each.id
-    seen = [mask.token if token is None else token for token in tokens[:place]]
-    known = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
+    left = [mask.token if token is None else token for token in tokens[:place]]
+    context = f"{len(tokens) - len(masks)} of {len(tokens)} places known"
     return explain(
         row,
-        [*before, *seen],
+        [*before, *left],
         sampling,
         seed,
         prompt_length=len(run.prompt_ids),
@@ -207,7 +206,7 @@ def explain_fill(
         ops=llm.transformer.ops.rows,
         shown=shown,
         never=(mask.token,) if after is None else never_in_hole(llm, sampling, mask),
-        introduction=f"In pass {number}, with {known}, ",
+        introduction=f"In pass {number}, with {context}, ",
         recorded=None if what_if else recorded_fill(run, record, at),
         reasons=replay_notes(llm, run),
     )

@@ -1,8 +1,8 @@
 """Writing by diffusion: blocks of masks from left to right, each filled in passes.
 
 A `DiffusionRequest` is a request like any other: it is submitted, followed, cancelled and kept in the same
-ways. Its tasks are `DiffusionWriter`s, one for each run. The tokens of a block are told once the block is
-final.
+ways. Its tasks are `DiffusionWriter`s, one for each run. The listener gets the tokens of a block once the
+block is final.
 """
 
 from __future__ import annotations
@@ -13,35 +13,32 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from glassloop.decode.decoder import Decoder
 from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
-from glassloop.decode.stop import Ending, Stopper
+from glassloop.decode.stop import Ending
 from glassloop.decode.task_kinds import DIFFUSION
 from glassloop.diffuse.filling import Filling, check_stages_can_fill
-from glassloop.diffuse.rows import MaskedRows
-from glassloop.engine.branch import Branch, BranchText
+from glassloop.diffuse.masked_rows import MaskedRows
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.follow import Submitter, raise_error
 from glassloop.engine.generation import complete
 from glassloop.engine.request import Request
 from glassloop.engine.request_maker import Prompt
-from glassloop.engine.tasks.checks import check_rows
-from glassloop.engine.tasks.masked import Mask, MaskedBranch, Pass
+from glassloop.engine.tasks.context import TaskContext
+from glassloop.engine.tasks.make import tasks_of
+from glassloop.engine.tasks.masked import Mask, MaskedBranch, Pass, PassTask
+from glassloop.engine.tasks.run_writer import BranchWriter, RunWriter
 from glassloop.engine.tasks.task import CANCELLED, Task, WantedRow
-from glassloop.errors import GlassloopError, described
+from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.record.passes import MOST_CHANGES, PassRecord
 from glassloop.record.run import Run
-from glassloop.record.token import Pieces, Token
-from glassloop.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from glassloop.engine.local import LocalEngine
-    from glassloop.engine.loop import Loop
     from glassloop.engine.protocol import Engine
 
-# Told of each pass of each run, on the engine's thread: it must be quick.
+# Called after each pass of each run, on the engine's thread: it must be quick.
 OnPass = Callable[[Run, PassRecord], None]
 
 
@@ -49,17 +46,10 @@ OnPass = Callable[[Run, PassRecord], None]
 class DiffusionRequest(Request):
     """A request whose runs are written by filling masks."""
 
-    pieces: Pieces = str  # the text of a token by itself
     options: Diffusion = field(default_factory=Diffusion)
     mask: Mask = field(default_factory=lambda: Mask(0))
     on_pass: OnPass | None = None
     deadline: Deadline | None = None  # in place of the timeout of the options
-
-    def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task]:
-        writers = [DiffusionWriter(self, run, order, loop) for run in self.runs]
-        check_rows(writers[0].branch, loop.transformer, "diffusion.block")
-        writers[0].siblings = writers[1:]
-        return list(writers)
 
     def overdue(self) -> Ending | None:
         if self.deadline is None:
@@ -68,98 +58,54 @@ class DiffusionRequest(Request):
         return self.abandoned or (CANCELLED if late else None)
 
 
-class DiffusionWriter:
-    """Writes a run block by block: the task of a run of a `DiffusionRequest`. The first run of a request
-    computes the prefix that all share; the others are queued once it is in the KV tree."""
+@tasks_of.register(DiffusionRequest)
+def _writers(request: DiffusionRequest, context: TaskContext, order: tuple[int, int]) -> list[Task]:
+    """Returns a writer for each run. Raises if a pass of the first one does not fit into a step."""
+    request.adapter = context.adapters.number_of(request.sampling.adapter, request.runs[0].adapters)
+    writers = [DiffusionWriter(request, run, order, context) for run in request.runs]
+    writers[0].branch.check_pass(context.transformer, "diffusion.block")
+    writers[0].siblings = [*writers[1:]]
+    return [*writers]
 
-    program = None  # its rows are those of the forward pass
-    decoder = None  # it chooses by itself, several tokens at once
-    masked = True
 
-    def __init__(self, request: DiffusionRequest, run: Run, order: tuple[int, int], loop: Loop) -> None:
-        self.request = request
-        self.order = order
-        self.run = run
-        self.siblings: list[DiffusionWriter] = []
+class DiffusionWriter(PassTask, RunWriter):
+    """Writes a run block by block: the task of a run of a `DiffusionRequest`."""
+
+    request: DiffusionRequest
+
+    def __init__(
+        self, request: DiffusionRequest, run: Run, order: tuple[int, int], context: TaskContext
+    ) -> None:
+        super().__init__(request, run, order, context)
         self._options, self._mask = request.options, request.mask
-        never, own_time = (self._mask.token,), request.own_time
-        self._decoder: Decoder = loop.decoder(run, run.prompt_ids, request.compiled, never, own_time)
-        self._tokenizer: Tokenizer = loop.tokenizer
-        self._pieces = request.pieces
-        self._host: Callable[[Any], Float32] = loop.transformer.ops.host
-        self._queue: Callable[[Task], None] = loop.scheduler.add
-        self._text = BranchText(request.compiled)
-        self._stopper = Stopper(run.sampling, self._tokenizer.eos_ids, run.context)
-        self._first: float | None = None  # when the first pass was taken
+        self._writer = BranchWriter.of(request, run, context, never=(self._mask.token,))
+        self._host: Callable[[Any], Float32] = context.transformer.ops.host
         self._revisions = self._options.revise
         self._is_scoring = False
         self._changes = 0  # in the record of the passes
         width = self._width()
         self._rows = MaskedRows(run.prompt_ids, width, [], self._mask)
-        self._filling = Filling(width, self._options, self._decoder, self._mask.token)
+        self._filling = Filling(width, self._options, self._writer.decoder, self._mask.token)
         first = self._rows.of_pass(self._filling.places)
         self.branch = MaskedBranch(self._rows.tokens, self._rows.kept, first, request.realm)
-        self.branches: Sequence[Branch] = [self.branch]
+        self.branches = [self.branch]
 
     def _width(self) -> int:
-        known, sampling = len(self.run.prompt_ids) + len(self.run.tokens), self.run.sampling
-        left = min(sampling.max_tokens - len(self.run.tokens), self.run.context - known)
+        length, sampling = len(self.run.prompt_ids) + len(self.run.tokens), self.run.sampling
+        left = min(sampling.max_tokens - len(self.run.tokens), self.run.context - length)
         return min(self._options.block, left)
-
-    # ── as a task ──────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def ended(self) -> bool:
-        return self.run.finish_reason is not None
-
-    def guess(self, rows: int) -> list[int]:
-        return []
-
-    def runs_ahead(self, beside: int) -> bool:
-        return False
-
-    def preempted(self) -> None:
-        self.run.timings.preempted += 1
 
     def advance(self, rows: Sequence[WantedRow]) -> None:
         now, place = perf_counter(), rows[0].place
         if self._first is None:
-            self._first = now
-            self.run.timings.prefill = now - (self.request.started or now)
-            self._queue_siblings()
-        self.run.timings.decode = now - self._first
+            self._begin_writing(now)
+        self.run.timings.decode = now - (self._first or now)
         following = self._pass(self._host(rows[0].results[place : place + len(rows)]))
         if following is None:
             return
         self.branch.next = following
         if self._changes >= MOST_CHANGES:
             self.finish(Ending("length", f"{MOST_CHANGES} changes"))
-
-    def _queue_siblings(self) -> None:
-        for writer in self.siblings:
-            if not writer.ended:  # else it was stopped meanwhile
-                self._queue(writer)
-        self.siblings = []
-
-    def finish(self, ending: Ending, last: Token | None = None) -> None:
-        """Ends the run with the blocks that are complete. `last` is its last token if the listener has not
-        been told of it yet."""
-        run = self.run
-        run.tail = self._text.flush()
-        run.finish_reason, run.stop_reason = ending.reason, ending.detail
-        waiting = [writer for writer in self.siblings if not writer.ended]
-        if waiting:  # it has not computed the prefix, so the next run does
-            waiting[0].siblings, self.siblings = waiting[1:], []
-            self._queue(waiting[0])
-        if last is not None:
-            self.request.tell(run, last)
-        self.request.tell(run, None)
-
-    def fail(self, error: Exception) -> None:
-        self.run.error = error
-        self.finish(Ending("error", described(error)))
-
-    # ── passes and blocks ──────────────────────────────────────────────────────────────────────────────────
 
     def _pass(self, logits: Float32) -> Pass | None:
         """Takes the logits of a pass. Returns the next pass, or None if the text has ended."""
@@ -189,7 +135,7 @@ class DiffusionWriter:
 
     def _scores(self, logits: Float32) -> list[float]:
         """Returns the log-probability of each token of the block from left to right."""
-        ops = self._decoder.step.ops
+        ops = self._writer.decoder.step.ops
         return [
             float(row[token]) - ops.summarize(row, 1).log_sum_exp
             for row, token in zip(logits, self._ids(), strict=True)
@@ -197,40 +143,20 @@ class DiffusionWriter:
 
     def _next_block(self) -> Pass | None:
         """Adds the block to the text. Returns the first pass over the next one, if the text goes on."""
-        ids = self._ids()
-        for token, chosen in zip(ids, self._filling.chosen, strict=False):
+        ids, run, writer = self._ids(), self.run, self._writer
+        for chosen in self._filling.chosen[: len(ids)]:
             assert chosen is not None
-            if self._take(Token(chosen, "", self._tokenizer.token_bytes(token), self._pieces, "mask")):
+            self._add(writer.take(chosen, "mask", self.request.seconds, run.sample))
+            if self.ended:
                 return None
-        if self._decoder.finished:
+        if writer.decoder.finished:
             self.finish(Ending("stop", "grammar"))
             return None
         self._rows.extend(ids)
         self._revisions = self._options.revise
-        made = len(self.run.tokens), len(self.run.passes)
-        self._filling = Filling(self._width(), self._options, self._decoder, self._mask.token, *made)
+        written = len(run.tokens), len(run.passes)
+        self._filling = Filling(self._width(), self._options, writer.decoder, self._mask.token, *written)
         return self._rows.of_pass(self._filling.places)
-
-    def _take(self, token: Token) -> bool:
-        """Adds a token and its text to the run. Returns whether that ends the run."""
-        run, seconds = self.run, self.request.seconds
-        token.seconds, token.sample = seconds, run.sample
-        ending = None
-        if self._stopper.before(token.id):
-            ending = Ending("stop", self._pieces(token.id))
-            if not run.sampling.include_stop:
-                run.end = token
-                self.finish(ending)
-                return True
-        self._decoder.commit(token.id)
-        token.text = self._text.feed(token.bytes, ending is None)
-        run.tokens.append(token)
-        ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
-        if ending is None:
-            self.request.tell(run, token)
-        else:
-            self.finish(ending, token)
-        return ending is not None
 
 
 # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,8 +175,8 @@ def by_diffusion(
     check_prompt(request.runs[0])
     for run in request.runs:
         run.diffusion = options.to_dict() | {"adapter": mask.sha256}
-    known = {each.name: getattr(request, each.name) for each in fields(Request)}
-    return DiffusionRequest(**known, pieces=llm.piece, options=options, mask=mask)
+    plain = {field.name: getattr(request, field.name) for field in fields(Request)}
+    return DiffusionRequest(**plain, options=options, mask=mask)
 
 
 def diffuse(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from glassloop.engine.request import Request
 from glassloop.engine.tasks.task import Task
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError, SamplingError
@@ -19,7 +18,7 @@ from glassloop.util.shown import shown
 
 class AdapterNumber(int):
     """The number of an adapter in a batch. When the adapter is unloaded another one may get the same number,
-    so each load has an object of its own, and who has an old one is told by that."""
+    so each load has an object of its own: a number that is equal but another object is an old one."""
 
 
 class LoadedAdapter(NamedTuple):
@@ -50,13 +49,13 @@ class LoadedAdapters:
             self._transformer.unload_adapter(number)
         self.retired &= used
 
-    def number_of(self, request: Request) -> int:
-        """Returns the number of the adapter that a request names. Raises if it is not loaded any more."""
-        name = request.sampling.adapter
+    def number_of(self, name: str | None, recorded: Mapping[str, str]) -> int:
+        """Returns the number of an adapter, 0 for None. `recorded` has the hashes of a run's adapters by
+        name. Raises if that adapter is not loaded any more."""
         if name is None:
             return 0
         adapter = self.loaded.get(name)
-        if adapter is None or adapter.sha256 != request.runs[0].adapters.get(name):
+        if adapter is None or adapter.sha256 != recorded.get(name):
             raise SamplingError.about("adapter", f"is {shown(name)}, which was unloaded meanwhile")
         return adapter.number
 

@@ -1,39 +1,35 @@
-"""Steps that are computed ahead: each is launched before the one before it is committed.
+"""Overlapped steps of a device: step N+1 is launched before step N is committed.
 
-Only for op sets that compute on a device (`RowOps.start`): the device need not wait for the host then. It
-predicts the tokens of the step that is under way; a row whose prediction was wrong, or whose run has ended
-meanwhile, is thrown away.
+Only for op sets that compute on a device (`RowOps.start`): the device need not wait for the host then.
+
+    host    plan N+1 · launch N+1 · choose N · commit N │ plan N+2 · launch N+2 · choose N+1 · commit N+1 │ …
+    device  ──────── step N ────────┼──────────── step N+1 ────────────┼──────────── step N+2 ───────────
+
+When step N+1 is planned, the tokens that step N chooses are not known to the host. Each has a placeholder in
+its row, a negative number (`KVTree.promise`), and the device puts what it predicts for step N in its place.
+Once step N is committed, a row whose prediction was wrong, or whose run has ended, is dropped (`_settle`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import StartedChoices
 from glassloop.engine.scheduler import Scheduler
-from glassloop.engine.tasks.task import PlannedCall, Task, Work, places_of
+from glassloop.engine.step_verbs import ChosenRows, LaunchedCall, StepVerbs
+from glassloop.engine.tasks.task import PlannedCall, Task, places_of
 from glassloop.engine.tree import KVTree
-
-if TYPE_CHECKING:
-    from glassloop.engine.loop import Loop
 
 _MOST_KEPT = 512  # rows of logits that are kept while the next step runs
 
 
 @dataclass
-class Flight:
-    """A step that a device computes while the host does something else.
+class Flight(LaunchedCall):
+    """A step that a device computes while the host does something else."""
 
-    A token that is not known yet has a negative id in the rows of the step after it: a promise.
-    """
-
-    call: PlannedCall
-    results: Any
-    promised: dict[int, int]  # promise → line of the choices of the step before, which predicts the token
-    seconds: float
+    promised: dict[int, int]  # placeholder → line of the choices of the step before, which predicts the token
     dropped: set[Task] = field(default_factory=set)  # tasks whose rows were computed with a wrong token
     choices: StartedChoices | None = None  # None: not begun yet
     tasks: Sequence[Task] = ()  # the tasks for which a token is chosen
@@ -43,6 +39,21 @@ class Flight:
     def lands(self, task: Task) -> bool:
         """Returns whether a task waits for its rows."""
         return not task.ended and task not in self.dropped
+
+    def begin_choices(self) -> None:
+        """Lets the device choose the tokens of the rows that tasks wait for."""
+        tasks, decoders, places, positions = [], [], [], []
+        for place, work in places_of(self.call.works):
+            decoder = work.task.decoder if work.wanted else None
+            if decoder is not None and self.lands(work.task):
+                tasks.append(work.task)
+                decoders.append(decoder)
+                places.append(place)
+                positions.append(work.first + len(work.ids) - work.wanted + 1)
+        self.choices = StartedChoices(decoders, self.results, places, positions)
+        self.tasks, self.places = tasks, places
+        if self.choices.started is not None:
+            self.lines = {task: line for line, task in enumerate(tasks)}
 
 
 class Predicted:
@@ -64,14 +75,11 @@ class Predicted:
 
 
 class Ahead:
-    """The step that is under way, and what is known of the device's predictions.
+    """The step that is under way, and how good the device's predictions are."""
 
-    It has no reference to its loop, which is an argument instead: a cycle would keep the memory of a loop
-    that is dropped until the next garbage collection.
-    """
-
-    def __init__(self, scheduler: Scheduler, tree: KVTree) -> None:
+    def __init__(self, verbs: StepVerbs, scheduler: Scheduler, tree: KVTree) -> None:
         self.flight: Flight | None = None  # the step that is under way between two steps of the loop
+        self._verbs = verbs
         self._scheduler = scheduler
         self._tree = tree
         self._predicted = Predicted()
@@ -81,71 +89,69 @@ class Ahead:
         """Whether the next step can be taken by `step`."""
         return self.flight is not None or self._scheduler.plans_ahead
 
-    def step(self, loop: Loop) -> bool:
+    def step(self) -> bool:
         """Commits the step that is under way, or else one that is planned here, while the device computes the
         next one. Returns False if nothing could be planned."""
         flight, self.flight = self.flight, None
         if flight is None:
-            plan = self._scheduler.plan()
-            if not plan:
+            calls = self._scheduler.plan()
+            if not calls:
                 return False
-            flight = self._launch(loop, plan[0].works)
-        following = self._launch_after(loop, flight)
-        predicted = self._land(loop, flight)
+            flight = self._launch(calls[0])
+        call = self._plan_after(flight)
+        following = None if call is None else self._launch(call, flight)
+        chosen, predicted = self._choose(flight)
+        self._verbs.commit(flight, chosen, flight.dropped)
         if following is not None:
             self._settle(following, predicted)
             if following.choices is None:
-                _begin_choices(following)
-            self.flight = following
+                following.begin_choices()
+        self.flight = following
         return True
 
-    def _launch(self, loop: Loop, works: list[Work], before: Flight | None = None) -> Flight:
-        """Begins to compute a step, after another one that is under way."""
-        call = PlannedCall(None, works)
-        batch, lines = call.batch(), dict[int, int]()
-        if before is not None:
-            lines = {work.ids[0]: before.lines[work.task] for work in works if work.ids[0] < 0}
-            tokens = [token if token >= 0 else -1 - lines[token] for token in batch.tokens]
-            assert before.choices is not None
-            batch = batch._replace(tokens=tokens, after=before.choices.started)
-        results, seconds = loop.forward(call, batch)
-        flight = Flight(call, results, lines, seconds)
-        # Rules that depend on the last token, as those of penalties and grammars, wait until that is known.
-        if before is None or all(
-            work.task.decoder is None or work.task.decoder.fixed for work in works if work.wanted
-        ):
-            _begin_choices(flight)
-        return flight
-
-    def _launch_after(self, loop: Loop, flight: Flight) -> Flight | None:
-        """Begins to compute the step after one that is under way, if enough of its rows can be followed."""
-        works = flight.call.works
+    def _plan_after(self, flight: Flight) -> PlannedCall | None:
+        """Plans the step after one that is under way, if enough of its rows can be followed."""
         if len(flight.results) > _MOST_KEPT or not self._scheduler.plans_ahead:
             return None
-        rows = [work for work in works if work.wanted and flight.lands(work.task)]
+        works = [work for work in flight.call.works if work.wanted and flight.lands(work.task)]
         going = [
             work.task
-            for work in rows
-            if work.wanted == 1 and work.task in flight.lines and work.task.runs_ahead(len(rows))
+            for work in works
+            if work.wanted == 1 and work.task in flight.lines and work.task.runs_ahead(len(works))
         ]
         # The other tasks skip this step: their tokens come in every second one only. So do those of tasks
         # whose tokens are predicted wrongly, as by rules that the device does not know.
-        if 2 * len(going) * self._predicted.share < len(rows) and not self._predicted.retry():
+        if 2 * len(going) * self._predicted.share < len(works) and not self._predicted.retry():
             return None
-        planned = self._scheduler.plan_ahead(going, {work.task for work in rows})
-        return self._launch(loop, planned, flight) if planned else None
+        return self._scheduler.plan_ahead(going, {work.task for work in works})
 
-    def _land(self, loop: Loop, flight: Flight) -> Sequence[int]:
-        """Waits for a step and commits it. Returns the tokens that the device had predicted, by line."""
-        call, wanted = flight.call, [flight.lands(task) for task in flight.tasks]
+    def _launch(self, call: PlannedCall, before: Flight | None = None) -> Flight:
+        """Begins to compute a step, after another one that is under way."""
+        plan, promised = call.plan(), dict[int, int]()
+        if before is not None:
+            promised = {work.ids[0]: before.lines[work.task] for work in call.works if work.ids[0] < 0}
+            tokens = [token if token >= 0 else -1 - promised[token] for token in plan.batch.tokens]
+            assert before.choices is not None
+            plan = replace(plan, batch=plan.batch._replace(tokens=tokens, after=before.choices.started))
+        launched = self._verbs.launch(call, plan)
+        assert launched is not None  # only a program may fail alone
+        flight = Flight(call, launched.results, launched.seconds, promised)
+        # Rules that depend on the last token, as those of penalties and grammars, wait until that is known.
+        if before is None or all(
+            work.task.decoder is None or work.task.decoder.fixed for work in call.works if work.wanted
+        ):
+            flight.begin_choices()
+        return flight
+
+    def _choose(self, flight: Flight) -> tuple[ChosenRows, Sequence[int]]:
+        """Waits for the choices of a step. Returns them, and the tokens that the device had predicted, by
+        line."""
         assert flight.choices is not None
-        found, predicted = flight.choices.finish(wanted)
-        chosen: list[Chosen | Exception | None] = [None] * sum([work.wanted for work in call.works])
-        for place, made in zip(flight.places, found, strict=True):
-            chosen[place] = made
-        loop.measure(call, loop.transformer.ops.seconds(flight.results) or flight.seconds)
-        loop.commit(call, flight.results, chosen, flight.dropped)
-        return predicted
+        choices, predicted = flight.choices.finish([flight.lands(task) for task in flight.tasks])
+        chosen: list[Chosen | Exception | None] = [None] * sum([work.wanted for work in flight.call.works])
+        for place, choice in zip(flight.places, choices, strict=True):
+            chosen[place] = choice
+        return chosen, predicted
 
     def _settle(self, following: Flight, predicted: Sequence[int]) -> None:
         """Names the tokens of rows that were launched before these were known, and drops the rows that were
@@ -161,17 +167,3 @@ class Ahead:
                 self._tree.cut(work.path, work.first)
                 following.dropped.add(work.task)
         self._predicted.saw(len(following.promised), len(following.dropped))
-
-
-def _begin_choices(flight: Flight) -> None:
-    """Lets the device choose the tokens of the rows that tasks wait for."""
-    chosen = [
-        (work.task, decoder, place, work.first + len(work.ids) - work.wanted + 1)
-        for place, work in places_of(flight.call.works)
-        if work.wanted and (decoder := work.task.decoder) is not None and flight.lands(work.task)
-    ]
-    tasks, decoders, places, positions = zip(*chosen, strict=True) if chosen else ((), (), (), ())
-    flight.choices = StartedChoices(decoders, flight.results, places, positions)
-    flight.tasks, flight.places = tasks, places
-    if flight.choices.started is not None:
-        flight.lines = {task: line for line, task in enumerate(tasks)}

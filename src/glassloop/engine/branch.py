@@ -6,7 +6,10 @@ from copy import copy
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.stop import Ending
-from glassloop.engine.tree import KVPath, KVTree
+from glassloop.engine.kv_nodes import KVPath
+from glassloop.engine.tree import KVTree
+from glassloop.errors import GlassloopError
+from glassloop.model.transformer import Transformer
 from glassloop.text.stops import StopStream
 from glassloop.text.stream import TextStream
 
@@ -21,7 +24,7 @@ class Branch:
         self.tokens = tokens
         self.realm = realm  # only branches of the same realm share pages
         self.adapter = adapter  # the number of the adapter that acts on all of its rows; 0: none
-        # How many tokens have a record or need none. Each later one, known or not, is scored or chosen.
+        # Number of leading tokens that need no logits. Every later one is scored if it is known, else chosen.
         self.recorded = recorded
         self.path: KVPath | None = None  # None: it holds no pages of the tree
 
@@ -34,6 +37,16 @@ class Branch:
         """The position of the first row whose results are wanted: they are about the token after it."""
         return self.recorded - 1
 
+    def check(self, transformer: Transformer) -> None:
+        """Raises unless the tokens are the model's and fit into its context. Who made the branch has checked
+        that already; but a row that a batch cannot compute would be an error of all tasks in it."""
+        tokens, size, context = self.tokens, transformer.config.vocab_size, transformer.config.context
+        if not tokens or len(tokens) > context:
+            raise GlassloopError(f"there are {len(tokens)} tokens; 1 to {context} are expected")
+        if min(tokens) < 0 or max(tokens) >= size:
+            wrong = next(token for token in tokens if not 0 <= token < size)
+            raise GlassloopError(f"there is a token id {wrong}; ids from 0 to {size - 1} are expected")
+
     def enter(self, tree: KVTree) -> None:
         """Holds what the tree has of the rows whose results are not wanted."""
         self.path = tree.match(self.tokens, self.first_wanted, self.adapter, self.realm)
@@ -44,8 +57,8 @@ class Branch:
             self.path = None
 
     def go_back(self, tree: KVTree, length: int) -> None:
-        """Takes back all tokens but the first `length`. If the branch holds pages, the rest is looked up in
-        the tree anew: pages that it sees again through a window may be gone."""
+        """Takes back all tokens but the first `length`. If the branch holds pages, these tokens are looked up
+        in the tree again: pages that it sees again through a window may be gone."""
         del self.tokens[length:]
         self.recorded = length
         if self.path is not None:

@@ -1,14 +1,15 @@
 """Branching: the one way in which an engine makes a run that begins with tokens of another.
 
-Forks, proposals of edits and paths of a search are such runs. What they inherit is in `Run.beginning`; here
-are the options, the luck and the text of the tokens that they keep.
+Forks, proposals of edits, paths of a search and revisions are such runs. What they inherit is in
+`Run.beginning`; here are the options, the text of the tokens that they keep, and the ledger of luck
+(`Run.forks`), which only functions of this module write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.luck import fork_salt
@@ -16,17 +17,27 @@ from glassloop.decode.plugins import plugins_of
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.branch import BranchText
 from glassloop.errors import GlassloopError
-from glassloop.record.run import Run
+from glassloop.model.config import ModelConfig
+from glassloop.record.run import Maker, Run
 from glassloop.record.token import Token
-
-if TYPE_CHECKING:
-    from glassloop.engine.request_maker import RequestMaker
 
 _LEDGER = Lock()  # of all `Run.forks`: two forks at one place must not get the same luck
 
 
+class BranchMaker(Maker, Protocol):
+    """What a branch needs of the engine that continues it."""
+
+    name: str
+    config: ModelConfig
+
+    @property
+    def op_set(self) -> str: ...
+
+    def adapters_of(self, sampling: Sampling) -> dict[str, str]: ...
+
+
 def branch(
-    llm: RequestMaker,
+    llm: BranchMaker,
     run: Run,
     at: int,
     sampling: Sampling,
@@ -43,7 +54,7 @@ def branch(
         run.sampling.prompt_logprobs,
         run.sampling.adapter,
     )
-    made = run.beginning(
+    child = run.beginning(
         at,
         reason,
         model=llm.name,
@@ -59,8 +70,25 @@ def branch(
         prompt_tokens=list(run.prompt_tokens) if same_prompt else [],
         tokens=_kept(run, at, built),
     )
-    made.samples = [made]
-    return made
+    child.samples = [child]
+    return child
+
+
+def revised(run: Run, at: int, salt: int) -> Run:
+    """Returns the run that continues in the place of another one, whose tokens from `at` on were taken back.
+    Its luck counts as that of the first branch there."""
+    with _LEDGER:
+        run.forks.setdefault(len(run.prompt_ids) + at, 1)
+    return run.revise(at, salt)
+
+
+def count_branches(run: Run, at: int, count: int) -> int:
+    """Counts branches at a place whose luck another engine draws. Returns the number of the first."""
+    with _LEDGER:
+        position = len(run.prompt_ids) + at
+        before = run.forks.get(position, 0)
+        run.forks[position] = before + count
+        return before + 1
 
 
 def _kept(run: Run, at: int, built: Compiled | GlassloopError) -> list[Token]:
@@ -99,8 +127,8 @@ def _next_luck(run: Run, at: int, count: int) -> tuple[list[int], int]:
     salts: list[int] = []
     while len(salts) < count:
         number += 1
-        if (made := fork_salt(salt, position, number)) not in used:
-            salts.append(made)
+        if (unused := fork_salt(salt, position, number)) not in used:
+            salts.append(unused)
     return salts, number
 
 

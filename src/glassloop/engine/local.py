@@ -93,7 +93,7 @@ class LocalEngine(Engine):
             memory = default_memory(self.transformer, most_running)
         self.drafts = draft is not False
         drafter = None
-        if not isinstance(draft, bool) and draft != "masks":
+        if not isinstance(draft, bool):
             from glassloop.engine.drafting.draft_model import load_draft
 
             drafter = load_draft(draft, self.tokenizer, self.ops, memory // 4)
@@ -111,8 +111,6 @@ class LocalEngine(Engine):
             self._drafter = "model"
         elif self.drafts and self.transformer.drafter is not None:
             self._drafter = "drafter"
-        if draft == "masks":
-            self.draft_by_masks()
         for adapter, path in (adapters or {}).items():
             self.load_adapter(adapter, path)
 
@@ -201,15 +199,6 @@ class LocalEngine(Engine):
     def can_diffuse(self) -> bool:
         known = self.config.mask_token is not None or self._mask is not None
         return known or shipped_holes(self._model) is not None
-
-    def draft_by_masks(self) -> None:
-        """Makes the model itself, by filling masks, propose the next tokens of all requests from now on. The
-        output stays the same."""
-        mask = self.mask
-        if mask.whole:
-            raise GlassloopError(f"{self.name} fills masks and does not write from left to right")
-        self.engine.call(lambda: self.engine.loop.draft_by_masks(mask))
-        self._drafter = "masks"
 
     def load_holes(self, adapter: str | Path | Adapter) -> None:
         """Loads the adapter that acts on masked rows, in place of the one there was. It changes nothing else

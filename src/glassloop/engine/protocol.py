@@ -17,9 +17,8 @@ from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
 
-# What makes drafts: the lookup alone; beside it a drafter that was trained for the model; a smaller model; or
-# the model itself, with masks.
-DrafterKind = Literal["lookup", "drafter", "model", "masks"]
+# What makes drafts: the lookup alone; beside it a drafter that was trained for the model; or a smaller model.
+DrafterKind = Literal["lookup", "drafter", "model"]
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation

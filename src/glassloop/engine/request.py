@@ -7,21 +7,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from glassloop.decode.compiled import Compiled
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stage import OwnTime
 from glassloop.decode.stop import Ending, Pause
 from glassloop.engine.owner import current_owner, current_realm
-from glassloop.engine.tasks.task import Counters, Task
+from glassloop.engine.tasks.task import Counters
 from glassloop.errors import GlassloopError, contained, described
 from glassloop.ops.batch import PAGE
 from glassloop.record.run import Run, text_held_back
 from glassloop.record.token import TakenBack, Token
-
-if TYPE_CHECKING:
-    from glassloop.engine.loop import Loop
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,11 +63,6 @@ class Request:
             raise GlassloopError("the request's options are not compiled; LLM.prepare does that")
         return self.built
 
-    def own_tasks(self, loop: Loop, order: tuple[int, int]) -> list[Task] | None:
-        """Returns the tasks of a request that makes its own, or None if its runs are sampled. The loop queues
-        the first task, which queues the others."""
-        return None
-
     @property
     def ended(self) -> bool:
         return all(run.finish_reason is not None for run in self.runs)
@@ -79,8 +70,8 @@ class Request:
     def tell(self, run: Run, token: Token | None) -> None:
         """Tells the listener of a token, or with None of the end of a run, which is kept then."""
         if token is None:
-            made = len(run.tokens) - self._kept
-            run.pending = [] if run.end is not None else self.forced[made:]
+            written = len(run.tokens) - self._kept
+            run.pending = [] if run.end is not None else self.forced[written:]
             self._keep(run)
         self._inform(run, token)
 

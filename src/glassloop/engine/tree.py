@@ -15,79 +15,17 @@ needed again only if a path comes back to it, so it may be given back before its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
 
-import numpy as np
-
+from glassloop.engine.call_plan import PageCopy
+from glassloop.engine.integrity import check_tree, must
+from glassloop.engine.kv_nodes import GONE, KVPath, Node, NodePool, NoRoom
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
-from glassloop.ops.batch import PAGE, Int32, pages_for
+from glassloop.ops.batch import PAGE, pages_for
 from glassloop.ops.kv_cache import Pages
 from glassloop.ops.memory import check_room, format_bytes
 
-GONE = -1  # a page of a window that was given back
 _MANY_ROOTS = 1024  # from which on those without nodes are dropped
-
-
-class NoRoom(GlassloopError):
-    """Every page is held by some path."""
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One page of tokens, with its keys and values in each group of layers."""
-
-    parent: Node | None  # None: the root, a node that is no longer in the tree, or one of a scratch path
-    tokens: list[int]
-    pages: list[int]  # for each group of layers
-    number: int  # orders nodes of equal use and depth in the heap
-    depth: int = -1  # its first position is PAGE * depth
-    key: int = -1  # its first token, the key among its parent's children
-    ready: int = 0  # how many tokens are computed; for the rest there is room
-    children: dict[int, list[Node]] = field(default_factory=dict)  # only a full node has any
-    refs: int = 0  # paths through it
-    needed: int = 0  # paths that can still see it through a window
-    used: int = 0  # when a path last entered or left it
-
-    def __post_init__(self) -> None:
-        if self.parent is not None:
-            self.depth, self.key = self.parent.depth + 1, self.tokens[0]
-
-
-class KVPath:
-    """The nodes of one branch, from the root on, held until the path is released."""
-
-    __slots__ = ("adapter", "behind", "fresh", "length", "nodes", "realm", "table")
-
-    def __init__(self, groups: int, adapter: int, realm: str) -> None:
-        self.adapter = adapter  # the number of the adapter that its tokens are computed with; 0: none
-        self.realm = realm  # only paths of the same realm share nodes
-        self.nodes: list[Node] = []
-        self.length = 0  # in tokens; the last node may hold more tokens, of other paths
-        self.behind = 0  # how many nodes lie wholly behind the widest window
-        self.fresh: list[tuple[Node, int]] = []  # nodes that this step computes, each up to which token
-        # [groups, pages]; GONE where the path has no node, which no batch can mistake for a page.
-        self.table: Int32 = np.full((groups, 8), GONE, np.int32)
-
-    def point(self, index: int, pages: Sequence[int]) -> None:
-        """Enters the pages of the node at this index into the page table."""
-        if index == self.table.shape[1]:
-            self.table = np.concatenate([self.table, np.full_like(self.table, GONE)], axis=1)
-        for group, page in enumerate(pages):
-            self.table[group, index] = max(page, 0)
-
-    def point_all(self, pages: Sequence[Sequence[int]]) -> None:
-        """Enters the pages of the first nodes into the page table."""
-        if not pages:
-            return
-        groups, width = self.table.shape
-        while width < len(pages):
-            width *= 2
-        if width > self.table.shape[1]:
-            self.table = np.full((groups, width), GONE, np.int32)
-        self.table[:, : len(pages)] = np.maximum(np.array(pages, np.int32).T, 0)
 
 
 class KVTree:
@@ -101,22 +39,18 @@ class KVTree:
             )
         least = f"give less, at least {format_bytes(2 * self.page_bytes)}, or end other programs"
         check_room("kv_memory is", memory, transformer.ops.free_memory(), least)
-        self._windows = [spec.window for spec in transformer.cache_specs]
-        self._widest = max((window for window in self._windows if window is not None), default=0)
         self.memory = memory
         # All groups take their pages from one pool, which is named once for each.
         self.pages: list[Pages] = transformer.ops.cache(transformer.cache_specs, memory)
-        self.free = list(range(self.pages[0].count - 1, -1, -1))
+        self._nodes = NodePool(self.pages[0].count, [spec.window for spec in transformer.cache_specs])
+        self._widest = self._nodes.widest
         self.root = Node(None, [], [], 0)  # of what was computed without an adapter
         self.roots = {(0, ""): self.root}  # by adapter and realm
-        self._numbers = count(1)
         self._clock = 0
         self._promises = 0  # the last number that stood for a token
-        self._lru: list[tuple[int, int, int, Node]] = []  # (used, -depth, number, node); stale ones stay in
+        self._copies: list[PageCopy] = []  # that are to be made before the next rows are computed
         self.paths: set[KVPath] = set()
-        self.node_count = 0
         self.held = 0  # nodes that some path goes through
-        self.evicted = 0  # nodes, since the start
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,7 +59,7 @@ class KVTree:
         this realm, at most `limit` of them."""
         path = KVPath(len(self.pages), adapter, realm)
         self.paths.add(path)
-        found: list[Node] = []
+        matched: list[Node] = []
         length = 0
         node = self._root_of(path)
         while length < limit:
@@ -139,7 +73,7 @@ class KVTree:
                 and children[0].tokens == tokens[length : length + PAGE]
             ):
                 node = children[0]
-                found.append(node)
+                matched.append(node)
                 length += PAGE
                 continue
             for child in children:
@@ -148,12 +82,12 @@ class KVTree:
                     best, shared = child, same
             if best is None:
                 break
-            found.append(best)
+            matched.append(best)
             length += shared
             if shared < PAGE:
                 break
             node = best
-        self._enter(path, found, self._visible(found, length))
+        self._enter(path, matched, self._visible(matched, length))
         return path
 
     def extend(self, path: KVPath, tokens: Sequence[int]) -> None:
@@ -172,11 +106,11 @@ class KVTree:
                 else:
                     node = path.nodes[-1]
                 most = min(PAGE - offset, len(tokens) - at)
-                known = node.tokens[offset : offset + most]
-                if known != list(tokens[at : at + len(known)]):
+                present = node.tokens[offset : offset + most]
+                if present != list(tokens[at : at + len(present)]):
                     node = self._own(path, offset)
-                    known = []
-                node.tokens.extend(tokens[at + len(known) : at + most])
+                    present = []
+                node.tokens.extend(tokens[at + len(present) : at + most])
                 if node.ready < offset + most:
                     path.fresh.append((node, offset + most))
                 path.length += most
@@ -246,12 +180,11 @@ class KVTree:
         if offset:
             try:
                 shared = twin.nodes[-1]
-                node = self._private(shared.depth)
+                node = self._nodes.add_private(shared.depth)
             except NoRoom:
                 self.release(twin)
                 raise
-            for group, (source, target) in enumerate(zip(shared.pages, node.pages, strict=True)):
-                self.pages[group].copy(source, target)
+            self._copy(shared, node)
             self._leave(twin)
             self._hold(twin, node)
         return twin
@@ -260,7 +193,7 @@ class KVTree:
         """Gives a path that `scratch` has made pages up to this length, and keeps those that it has. If there
         are not enough, raises NoRoom; what it got stays with the path."""
         while len(path.nodes) < pages_for(length):
-            self._hold(path, self._private(len(path.nodes)))
+            self._hold(path, self._nodes.add_private(len(path.nodes)))
             path.length = len(path.nodes) * PAGE
         path.length = max(path.length, length)
 
@@ -273,15 +206,32 @@ class KVTree:
         path.table[:] = GONE
         path.length = 0
         self.paths.discard(path)
-        if len(self._lru) > 4 * self.node_count + 1000:
-            self._lru = [entry for entry in self._lru if entry[3].used == entry[0] and entry[3].parent]
-            heapify(self._lru)
+        self._nodes.tidy()
+
+    def take_copies(self) -> list[PageCopy]:
+        """Returns the copies of pages that are to be made, in this order, before the rows that were planned
+        are computed."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def _copy(self, source: Node, target: Node) -> None:
+        pairs = zip(source.pages, target.pages, strict=True)
+        self._copies += [PageCopy(group, *pair) for group, pair in enumerate(pairs)]
 
     # ── room ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def node_count(self) -> int:
+        return self._nodes.count
+
+    @property
+    def evicted(self) -> int:
+        """Nodes that were evicted since the start."""
+        return self._nodes.evicted
+
+    @property
     def used_bytes(self) -> int:
-        return (self.pages[0].count - len(self.free)) * self.page_bytes // len(self.pages)
+        return (self._nodes.page_count - len(self._nodes.free)) * self.page_bytes // len(self.pages)
 
     def room_beside(self, tokens: int) -> bool:
         """Returns whether this many more tokens fit beside what is held now."""
@@ -293,8 +243,8 @@ class KVTree:
             return pages_for(tokens) <= self.capacity
         windowed = pages_for(min(tokens, self._widest + PAGE)) + 1
         whole = pages_for(tokens)
-        need = sum(whole if window is None else min(whole, windowed) for window in self._windows)
-        return need <= self.pages[0].count
+        need = sum(whole if window is None else min(whole, windowed) for window in self._nodes.windows)
+        return need <= self._nodes.page_count
 
     # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,23 +269,23 @@ class KVTree:
             for children in node.children.values():
                 nodes.extend(children)
         for node in reversed(nodes[roots:]):
-            self._remove(node)
+            self._nodes.remove(node)
 
     def forget_text(self, tokens: Sequence[int], realm: str = "") -> None:
         """Gives back the pages of a text, from its end on, as far as no path holds them and no other text
         goes on from them: those of one realm, if it is given, else of all."""
-        found: list[Node] = []
-        parents = [root for (_, own), root in self.roots.items() if not realm or own == realm]
+        text_nodes: list[Node] = []
+        parents = [root for (_, root_realm), root in self.roots.items() if not realm or root_realm == realm]
         while parents:
             node = parents.pop()
             start = (node.depth + 1) * PAGE
             for child in node.children.get(tokens[start], ()) if start < len(tokens) else ():
                 if child.tokens == list(tokens[start : start + len(child.tokens)]):
-                    found.append(child)
+                    text_nodes.append(child)
                     parents.append(child)
-        for node in sorted(found, key=lambda node: -node.depth):
+        for node in sorted(text_nodes, key=lambda node: -node.depth):
             if not node.refs and not node.children:
-                self._remove(node)
+                self._nodes.remove(node)
                 node.tokens.clear()  # the list of what may be evicted still has the node for a while
 
     def _visible(self, nodes: list[Node], length: int) -> int:
@@ -351,7 +301,7 @@ class KVTree:
         return length
 
     def _enter(self, path: KVPath, nodes: Sequence[Node], length: int) -> None:
-        """Gives a path that has no nodes yet those of a prefix of this length."""
+        """Attaches the nodes of the first `length` tokens to an empty path."""
         self._clock += 1
         held = nodes[: pages_for(length)]
         for node in held:  # the same as `_hold`, but for the page table, which is written at once
@@ -385,11 +335,11 @@ class KVTree:
         if node.refs == 0:
             del node.tokens[node.ready :]  # reserved, never computed
         if node.parent is None:
-            self._give_back_all(node)  # it is private, so no other path can come back to it
+            self._nodes.give_back(node)  # it is private, so no other path can come back to it
         elif node.tokens:
-            self._may_go(node)
+            self._nodes.may_go(node)
         else:
-            self._remove(node)
+            self._nodes.remove(node)
 
     def _look_back(self, path: KVPath, position: int) -> None:
         """Notes that this path does not need the nodes behind the window of this position any more."""
@@ -401,7 +351,7 @@ class KVTree:
             node.needed -= 1
             node.used = self._clock
             path.behind += 1
-            self._may_go(node)
+            self._nodes.may_go(node)
 
     def _next(self, path: KVPath, tokens: Sequence[int], at: int) -> Node:
         """Returns the node of a path's next page: one that has these tokens, or a new one."""
@@ -410,98 +360,31 @@ class KVTree:
             most = min(len(child.tokens), len(tokens) - at)
             if child.tokens[:most] == list(tokens[at : at + most]) and GONE not in child.pages:
                 return child
-        return self._add(parent, [tokens[at]])
+        return self._nodes.add(parent, [tokens[at]])
 
     def _own(self, path: KVPath, offset: int) -> Node:
         """Gives a path that parts from others within its last page a copy of that page, from `offset` on."""
         shared = path.nodes[-1]
         assert shared.parent is not None
         try:
-            node = self._add(shared.parent, shared.tokens[:offset])
+            node = self._nodes.add(shared.parent, shared.tokens[:offset])
         except NoRoom:
             if shared.refs > 1 or shared.children:
                 raise
             del shared.tokens[offset:]  # no other path holds them
             shared.ready = offset
             return shared
-        for group, (source, target) in enumerate(zip(shared.pages, node.pages, strict=True)):
-            self.pages[group].copy(source, target)
+        self._copy(shared, node)
         node.ready = offset
         self._leave(path)
         self._hold(path, node)
         return node
 
-    def _add(self, parent: Node, tokens: list[int]) -> Node:
-        node = Node(parent, tokens, self._take(), next(self._numbers))
-        parent.children.setdefault(node.key, []).append(node)
-        self.node_count += 1
-        return node
-
-    def _private(self, depth: int) -> Node:
-        """Returns a new node for one path, which is not in the tree: it has no parent and no tokens."""
-        made = Node(None, [], self._take(), next(self._numbers), depth)
-        self.node_count += 1
-        return made
-
-    def _take(self) -> list[int]:
-        """Takes a free page for each group of layers."""
-        while len(self.free) < len(self.pages):
-            self._evict()
-        return [self.free.pop() for _ in self.pages]
-
-    def _evict(self) -> None:
-        """Gives back the least recently used: a node that no path holds, or pages behind every window."""
-        while self._lru:
-            used, _, _, node = heappop(self._lru)
-            if node.used != used or node.parent is None:
-                continue
-            if not node.refs and not node.children:
-                self.evicted += 1
-                return self._remove(node)
-            if not node.needed and self._give_back_windows(node):
-                return None
-        raise NoRoom("the KV cache is full")
-
-    def _may_go(self, node: Node) -> None:
-        idle = not node.refs and not node.children
-        if idle or (self._widest and not node.needed):
-            heappush(self._lru, (node.used, -node.depth, node.number, node))
-
-    def _give_back_windows(self, node: Node) -> bool:
-        given = False
-        for group, window in enumerate(self._windows):
-            if window is not None and node.pages[group] != GONE:
-                self._give_back(node, group)
-                given = True
-        return given
-
-    def _remove(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        siblings = parent.children[node.key]
-        siblings.remove(node)
-        if not siblings:
-            del parent.children[node.key]
-        node.parent = None
-        self._give_back_all(node)
-        if parent.depth >= 0:  # it is not a root
-            self._may_go(parent)
-
-    def _give_back_all(self, node: Node) -> None:
-        for group, page in enumerate(node.pages):
-            if page != GONE:
-                self._give_back(node, group)
-        self.node_count -= 1
-
-    def _give_back(self, node: Node, group: int) -> None:
-        self.free.append(node.pages[group])
-        node.pages[group] = GONE
-
     def check_integrity(self) -> None:
         """Raises if a count is wrong. Runs in tests, and when the engine is idle."""
-        from glassloop.engine.integrity import check
-
-        check(self)
+        check_tree(self._nodes, self.paths, self.roots, self.held)
+        pools = {id(pool): pool.count * pool.page_bytes for pool in self.pages}
+        must(sum(pools.values()) <= self.memory, "all pages fit into the memory")
 
 
 def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:

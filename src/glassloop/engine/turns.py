@@ -18,20 +18,19 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 
-from glassloop.engine.drafting.drafts import StepCost, tracked
+from glassloop.engine.step_cost import StepCost, tracked
 from glassloop.engine.tasks.task import Task, Work
 
-_MANY = 64  # rows from which on a step is long enough to tell what a row of a prompt takes
+_MANY = 64  # rows from which on a step is long enough to measure what a row of a prompt takes
 _LATELY = 1.0  # seconds for which an owner that had work is expected to come again
 _BEYOND = 0.5  # of the time of one row for each owner: what all other rows may take on average
 _FULL = 4  # times that allowance: what an account may hold, and what all other rows of a step may take
 _ROW_SHARE = 0.2  # of the time of a step with one row: the cost of another row, before one was measured
 _LEAST_SHARE = 1 / 256  # of that time: the least cost of another row, whatever was measured
-_LOST_CORE = (
-    4  # times the expected duration: what is beyond it is not charged, as the process had lost its core
-)
-STAGE_BUDGET = 0.05  # seconds that a stage of users may take in a step for one owner; the log says if not
-_TOLD_EVERY = 60.0  # seconds after which the log says it again of the same stage
+# Times the expected duration: what is beyond it is not charged, as the process had lost its core.
+_LOST_CORE = 4
+STAGE_BUDGET = 0.05  # seconds that a stage of users may take in a step for one owner; else it is logged
+_LOGGED_EVERY = 60.0  # seconds after which the same stage is logged again
 _SLOW = "stage %r took %.0f ms in a step; its budget is %.0f ms: its client waits for the others"
 _LOG = logging.getLogger(__name__)
 _MOST_ACCOUNTS = 1024  # of owners that have no work at the moment, too
@@ -54,7 +53,7 @@ class Turns:
         self._prompt_row = 0.0  # seconds that a row takes in a step of many; 0: not measured yet
         self._staged: dict[str, float] = {}  # seconds of this step that stages of users took, by owner
         self._debts: dict[str, float] = {}  # seconds that owners have to wait for the stages of theirs
-        self._told: dict[str, float] = {}  # when the log last said of a stage that it is slow
+        self._logged: dict[str, float] = {}  # when a stage was last logged as slow
 
     def begin(self, owners: Iterable[str]) -> int:
         """Begins to plan a step for these owners. Returns how many rows it may have beyond one for each."""
@@ -139,8 +138,8 @@ class Turns:
         self._staged[owner] = self._staged.get(owner, 0.0) + sum(stages.values())
         now = monotonic()
         for name, seconds in stages.items():
-            if seconds > STAGE_BUDGET and now - self._told.get(name, -_TOLD_EVERY) >= _TOLD_EVERY:
-                self._told[name] = now
+            if seconds > STAGE_BUDGET and now - self._logged.get(name, -_LOGGED_EVERY) >= _LOGGED_EVERY:
+                self._logged[name] = now
                 _LOG.warning(_SLOW, name, 1000 * seconds, 1000 * STAGE_BUDGET)
 
     def owes(self, owner: str) -> bool:
@@ -154,8 +153,8 @@ class Turns:
             return seconds
         rest = max(0.0, seconds - sum(self._staged.values()))
         owed = dict(self._debts)
-        for owner, own in self._staged.items() if self._owners else ():
-            owed[owner] = max(owed.get(owner, 0.0), own)
+        for owner, staged in self._staged.items() if self._owners else ():
+            owed[owner] = max(owed.get(owner, 0.0), staged)
         paid = _BEYOND * rest / max(1, len(owed))
         self._debts = {owner: debt - paid for owner, debt in owed.items() if debt > paid}
         self._staged = {}

@@ -100,8 +100,8 @@ def _draw(options: argparse.Namespace) -> None:
 
     task = find_task(options.task, data=options.data)
     indices = _part(range(len(task.items))[: options.limit], options.part)
-    given = {"top_p": options.top_p, "min_p": options.min_p}
-    extra = tuple((name, value) for name, value in given.items() if value is not None)
+    filters = {"top_p": options.top_p, "min_p": options.min_p}
+    extra = tuple((name, value) for name, value in filters.items() if value is not None)
     most = options.max_tokens or task.max_tokens
     plan = Plan(options.greedy, options.samples, options.temperature, most, options.seed, extra)
     loading = perf_counter()
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> None:
     from glassloop.api.llm import LLM
     from glassloop.evaluate.evaluation import Evaluation, evaluate
 
-    wanted = Evaluation(
+    evaluation = Evaluation(
         task=find_task(options.task, data=options.data, extract=options.extract),
         methods=options.methods,
         limit=options.limit,
@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> None:
         record=options.out,
     )
     with LLM(options.model, options.ops, kv_memory=options.kv_memory, most_running=options.streams) as llm:
-        figures = evaluate(llm, wanted)
+        figures = evaluate(llm, evaluation)
     print(figures.text)
     if options.plot is not None:
         options.plot.write_text(figures.svg, encoding="utf-8")

@@ -17,7 +17,7 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.unsupported import PICKLES, pickle_only
-from glassloop.ops.quant import BF16, F16, F32, Bytes
+from glassloop.ops.quant import FORMAT_BY_SAFETENSORS, Bytes
 from glassloop.ops.tensor import Tensor
 from glassloop.util.files import in_parallel, map_file, read_at_most
 from glassloop.util.shown import printable, shown
@@ -28,7 +28,7 @@ _MAX_HEADER = 25_000_000
 _MAX_CONFIG = 10_000_000
 _MAX_INDEX = 64_000_000
 _MAX_DIMS = 8
-_FORMATS = {"F32": F32, "F16": F16, "BF16": BF16}
+_FORMATS = FORMAT_BY_SAFETENSORS
 # Types that the forward pass does not use: of buffers (masks, position ids), and of quantized weights, which
 # the modules of `quantized` read. Here only their size is checked.
 _OTHER_SIZES = {

@@ -29,12 +29,13 @@ from glassloop.model.config import (
     NormConfig,
 )
 from glassloop.model.drafter import Drafter, DrafterFile
+from glassloop.model.needed_ops import check_ops
 from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch, BatchError
 from glassloop.ops.drafting import DraftChain, DraftOps
 from glassloop.ops.exact import exp, log_of, sin_cos
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, shapes_of
-from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
+from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops, check_has
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -228,6 +229,7 @@ class Transformer:
     ) -> None:
         """With a drafter, which an op set with chains can have, the pages also keep what its chains attend
         to."""
+        check_ops(config, ops)
         self.config = config
         self.ops = ops
         load = _Weights(weights, ops)
@@ -276,6 +278,7 @@ class Transformer:
     def load_adapter(self, adapter: Adapter) -> int:
         """Loads an adapter. Returns the number by which rows of a batch refer to it: the first that none
         has."""
+        check_has(self.ops, ["adapt"], f"adapter {adapter.name}")
         shapes = self.config.shapes()
         for name, (down, up) in adapter.matrices.items():
             out, into = shapes.get(f"{name}.weight", (0, 0))

@@ -1,5 +1,5 @@
-"""Readers of the blocks of GGUF files: each takes the bytes of some blocks apart into codes, scales and
-minimums. `quant.py` has the table that says which format each one reads.
+"""Readers of the number formats of files: each takes the bytes of some blocks apart into codes, scales and
+minimums, or converts floats. `quant.py` has the table that says which format each one reads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,21 @@ from glassloop.ops.grids import grid
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
+
+
+def _both(*sizes: int) -> tuple[int, ...]:
+    """Returns sizes, and the same with a minus sign."""
+    return (*sizes, *(-size for size in sizes))
+
+
+# The values of codes, for formats whose codes are places in a table.
+IQ1_VALUES = (-7, 1, 9, -9, -1, 7)  # eighths: -1, 0, 1 with 1/8 more or less
+IQ2_VALUES = _both(8, 25, 43, 0)
+IQ3_XXS_VALUES = _both(4, 12, 20, 28, 36, 44, 52, 62)
+IQ3_S_VALUES = _both(1, 3, 5, 7, 9, 11, 13, 15)
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1_DOUBLED = _both(0, 1, 2, 3, 4, 6, 8, 12)  # of MXFP4 and NVFP4
+TERNARY_VALUES = (-1, 0, 1, 2)
 
 
 class Blocks(NamedTuple):
@@ -45,6 +60,18 @@ def _bits(packed: Bytes) -> Bytes:
 
 def _signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
     return codes.astype(np.int8) - np.int8(zero)
+
+
+def from_f32(raw: Bytes) -> Float32:
+    return raw.view("<f4").astype(np.float32, copy=False)
+
+
+def from_f16(raw: Bytes) -> Float32:
+    return raw.view("<f2").astype(np.float32)
+
+
+def from_bf16(raw: Bytes) -> Float32:
+    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def q8_0(raw: Bytes) -> Blocks:

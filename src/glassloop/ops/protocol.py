@@ -7,9 +7,10 @@ set; `host` converts an array to NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from glassloop.errors import ModelError
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory
@@ -33,9 +34,12 @@ class LowRank(NamedTuple):
 
 class Ops(Protocol):
     name: str
-    step_rows: int  # rows that one step of the engine has, at most
-    rows_beside: int  # those for prompts, while another task waits for its next token
+    step_rows: int  # most rows of one step of the engine
+    rows_beside: int  # prompt rows per step while any task is decoding
     most_running: int  # requests that run at once, by default
+    # Operations that the op set does not have: names of methods below, or a kind of one ("gate:gelu",
+    # "attention:window"). `tests/ops/conformance.py` skips them, and models that need one are refused.
+    lacks: frozenset[str]
 
     @property
     def description(self) -> str:
@@ -149,3 +153,13 @@ class Ops(Protocol):
         """cap * tanh(x / cap)."""
 
     def take(self, x: Array, rows: Sequence[int]) -> Array: ...
+
+
+def check_has(ops: Ops, needed: Iterable[str], what: str) -> None:
+    """Raises if the op set lacks one of the operations that are needed for `what`."""
+    for name in needed:
+        if name in ops.lacks or name.partition(":")[0] in ops.lacks:
+            raise ModelError(
+                f"{what} needs the operation {name}, which the op set {ops.name} lacks;"
+                " choose another one: ops='native' or ops='reference'"
+            )

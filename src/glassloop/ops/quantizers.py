@@ -1,25 +1,60 @@
-"""Writes weights in GGUF's quantized formats: for each block, the scale (and minimum) whose rounded codes
-come closest to the values.
+"""Writers of weights in GGUF's formats. `quant.py` has the table that says which format each one writes.
 
 Each function takes float32 values in blocks [blocks, values of a block] and returns their bytes [blocks,
-bytes]. Candidates are tried for all blocks at once, and the best one is kept for each. An error counts more
-where a weight is large, as in llama.cpp, whose searches these follow.
+bytes]. Q8_0 and Q4_1 are rounded directly. For the other quantized formats, several scales (and minimums) are
+tried for all blocks at once, and the one whose codes come closest to the values is kept for each block. An
+error counts more where a weight is large, as in llama.cpp, whose searches these follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glassloop.ops.quant import Bytes, Float32
+from glassloop.ops.blocks import E2M1_DOUBLED, IQ4_VALUES, Bytes, Float32
 
 _TINY = np.float32(1e-20)
-# The 16 values of IQ4_NL, and of MXFP4 (E2M1, doubled).
-_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_IQ4_NL = np.array(IQ4_VALUES, np.float32)
+_MXFP4 = np.array(E2M1_DOUBLED, np.float32)
+
+
+def to_f32(values: Float32) -> Bytes:
+    return values.astype("<f4").view(np.uint8)
+
+
+def to_f16(values: Float32) -> Bytes:
+    with np.errstate(over="ignore"):  # too large for float16: infinity
+        return values.astype("<f2").view(np.uint8)
+
+
+def to_bf16(values: Float32) -> Bytes:
+    """Rounds to the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, "<f4").view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    kept = np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(64), rounded)
+    return kept.astype("<u2").view(np.uint8)
+
+
+def quantize_q8_0(blocks: Float32) -> Bytes:
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    codes = _times_inverse(blocks, scale)
+    rounded = np.trunc(codes + np.copysign(np.float32(0.5), codes)).astype(np.int8)
+    return np.concatenate([scale.astype("<f2").view(np.uint8), rounded.view(np.uint8)], axis=-1)
+
+
+def quantize_q4_1(blocks: Float32) -> Bytes:
+    low = blocks.min(axis=-1, keepdims=True)
+    scale = (blocks.max(axis=-1, keepdims=True) - low) / np.float32(15)
+    codes = np.trunc(_times_inverse(blocks - low, scale) + np.float32(0.5)).astype(np.uint8).clip(0, 15)
+    return np.concatenate([_half_bytes(scale), _half_bytes(low), _nibbles(codes)], axis=-1)
+
+
+def _times_inverse(values: Float32, scale: Float32) -> Float32:
+    """Multiplies by the inverse of the scale; 0 where the scale is 0."""
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    return values * inverse
 
 
 def _divided(numerator: Float32, denominator: Float32) -> Float32:
@@ -200,13 +235,3 @@ def quantize_mxfp4(blocks: Float32) -> Bytes:
     # The stored exponent is that of values that are not doubled.
     stored = np.where(most > 0, power + 1 + 127, 0).astype(np.uint8)[:, None]
     return np.concatenate([stored, _nibbles(codes)], axis=-1)
-
-
-QUANTIZERS: dict[str, Callable[[Float32], Bytes]] = {
-    "Q4_0": quantize_q4_0,
-    "Q4_K": quantize_q4_k,
-    "Q5_K": quantize_q5_k,
-    "Q6_K": quantize_q6_k,
-    "IQ4_NL": quantize_iq4_nl,
-    "MXFP4": quantize_mxfp4,
-}

@@ -61,6 +61,7 @@ class ReferencePages:
 class ReferenceOps:
     name = description = "reference"
     step_rows, rows_beside, most_running = 512, 128, 64
+    lacks: frozenset[str] = frozenset()
     rows: RowOps = reference_rows
 
     def host(self, array: Float32) -> Float32:

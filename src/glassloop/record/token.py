@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Where a token came from: drawn or argmax, given by the caller, a draft that was accepted, a beam search, a
 # mask that was filled.
 Source = Literal["sampled", "forced", "draft", "beam", "mask"]
-# What proposes drafts: earlier text with the same tokens, a draft model, or masks that the model fills.
+# What proposes drafts: earlier text with the same tokens, or a model. Masks did so in records of before.
 Drafter = Literal["lookup", "model", "masks"]
 Pieces = Callable[[int], str]
 Number = TypeVar("Number")

@@ -67,11 +67,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
-    made = _Parser(
+    top = _Parser(
         prog=program,
         description="Train a model: a tokenizer, a new model, all weights of one, or an adapter (LoRA).",
     )
-    commands = made.add_subparsers(
+    commands = top.add_subparsers(
         dest="command", metavar="COMMAND", required=True, title="Commands", parser_class=_Parser, prog=program
     )
 
@@ -138,47 +138,47 @@ def parser(program: str = "glassloop train") -> argparse.ArgumentParser:
         "--format", default="f32", choices=("f32", "f16", "bf16", "q8", "q4"), metavar="NAME",
         help="f32, f16 or bf16; q8 and q4 for GGUF (default: f32).",
     )  # fmt: skip
-    return made
+    return top
 
 
 def main(arguments: Sequence[str], program: str = "glassloop train") -> None:
     """Runs a command. Errors are GlassloopErrors; the caller prints them."""
-    given = parser(program).parse_args(arguments)
-    match given.command:
+    parsed = parser(program).parse_args(arguments)
+    match parsed.command:
         case "run":
-            _run(given)
+            _run(parsed)
         case name if name in _KINDS:
-            _run_or_resume(given)
+            _run_or_resume(parsed)
         case "resume":
             from glassloop.train.train import resume
 
-            _print_result(resume(given.out, quiet=given.quiet), given.json)
+            _print_result(resume(parsed.out, quiet=parsed.quiet), parsed.json)
         case "sweep":
-            run_sweep(given)
+            run_sweep(parsed)
         case "exposure":
-            run_exposure(given)
+            run_exposure(parsed)
         case "show":
             from glassloop.train.show import history, show_text
 
-            entries = history(Path(given.out))
-            print(json.dumps(entries) if given.json else show_text(entries))
+            entries = history(Path(parsed.out))
+            print(json.dumps(entries) if parsed.json else show_text(entries))
         case "prepare":
-            _prepare(given)
+            _prepare(parsed)
         case "tokenizer":
             from glassloop.train.tokenizer import train_bpe, train_characters
 
-            if given.characters:
-                print(train_characters(given.data, Path(given.out)))
+            if parsed.characters:
+                print(train_characters(parsed.data, Path(parsed.out)))
             else:
-                print(train_bpe(given.data, Path(given.out), given.vocab_size))
+                print(train_bpe(parsed.data, Path(parsed.out), parsed.vocab_size))
         case "holes":
-            run_holes(given)
+            run_holes(parsed)
         case "drafter":
-            run_drafter(given)
+            run_drafter(parsed)
         case "export":
             from glassloop.train.convert import export
 
-            print(export(given.model, Path(given.out), given.format, given.adapter))
+            print(export(parsed.model, Path(parsed.out), parsed.format, parsed.adapter))
 
 
 def _add_run_flags(command: argparse.ArgumentParser, preset: Mapping[str, Any]) -> None:
@@ -196,18 +196,18 @@ def _add_run_flags(command: argparse.ArgumentParser, preset: Mapping[str, Any]) 
     add_output(command)
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(parsed: argparse.Namespace) -> None:
     from glassloop.train.train import train
 
-    config = _given_config(given, None)
-    _print_result(train(config, given.out, quiet=given.quiet), given.json)
+    config = _config_of(parsed, None)
+    _print_result(train(config, parsed.out, quiet=parsed.quiet), parsed.json)
 
 
-def _run_or_resume(given: argparse.Namespace) -> None:
+def _run_or_resume(parsed: argparse.Namespace) -> None:
     """Starts a run, or goes on with the one in the folder, and puts the result into the folder itself."""
     from glassloop.train.train import resume, train
 
-    folder = Path(given.out)
+    folder = Path(parsed.out)
 
     def copy(result: Path) -> None:
         for file in result.iterdir():
@@ -217,74 +217,74 @@ def _run_or_resume(given: argparse.Namespace) -> None:
 
     try:
         if RunFolder(folder).has_begun:
-            _check_same_settings(given, RunFolder(folder).read_config())
-            result = resume(folder, quiet=given.quiet, on_weights=copy)
+            _check_same_settings(parsed, RunFolder(folder).read_config())
+            result = resume(folder, quiet=parsed.quiet, on_weights=copy)
         else:
-            result = train(_kind_config(given), folder, quiet=given.quiet, on_weights=copy)
+            result = train(_kind_config(parsed), folder, quiet=parsed.quiet, on_weights=copy)
     except TrainingInterrupted as stopped:
         raise TrainingInterrupted(stopped.step, "the same command goes on") from None
-    if given.command == "lora" and not given.quiet:
-        print(f'try it: glassloop generate "…" --adapter {shlex.quote(given.out)}', file=sys.stderr)
-    _print_result(replace(result, folder=folder), given.json)
+    if parsed.command == "lora" and not parsed.quiet:
+        print(f'try it: glassloop generate "…" --adapter {shlex.quote(parsed.out)}', file=sys.stderr)
+    _print_result(replace(result, folder=folder), parsed.json)
 
 
-def _kind_config(given: argparse.Namespace) -> TrainConfig:
+def _kind_config(parsed: argparse.Namespace) -> TrainConfig:
     """Returns the config of a new run of one of the kinds."""
     from glassloop.model.registry import DEFAULT_MODEL
 
-    further = {"model": DEFAULT_MODEL} if given.command in ("finetune", "lora") else {}
-    config = _given_config(given, _KINDS[given.command][0], further)
-    if given.command == "distil" and config.teacher is None:
+    further = {"model": DEFAULT_MODEL} if parsed.command in ("finetune", "lora") else {}
+    config = _config_of(parsed, _KINDS[parsed.command][0], further)
+    if parsed.command == "distil" and config.teacher is None:
         raise TrainError.about("teacher", "is missing; distil needs a model (--teacher NAME)")
-    if given.command == "distil" and config.tokenizer == "bpe" and config.model is None:
+    if parsed.command == "distil" and config.tokenizer == "bpe" and config.model is None:
         return replace(config, tokenizer=str(config.teacher))
     return config
 
 
-def _check_same_settings(given: argparse.Namespace, config: TrainConfig) -> None:
+def _check_same_settings(parsed: argparse.Namespace, config: TrainConfig) -> None:
     """Raises if a flag says something else than the run in the folder has, which it goes on with."""
-    for name, value in given_settings(given).items():
-        asked, kept = tuple(value) if isinstance(value, list) else value, getattr(config, name)
-        if asked not in (kept, "auto") and (name, asked) != ("threads", 0):
+    for name, value in given_settings(parsed).items():
+        wanted, kept = tuple(value) if isinstance(value, list) else value, getattr(config, name)
+        if wanted not in (kept, "auto") and (name, wanted) != ("threads", 0):
             raise TrainError.about(
-                name, f"is {shown(value)}, but the run in {given.out} has {shown(kept)}; give another folder"
+                name, f"is {shown(value)}, but the run in {parsed.out} has {shown(kept)}; give another folder"
             )
 
 
-def _given_config(
-    given: argparse.Namespace, otherwise: str | None, further: Mapping[str, Any] | None = None
+def _config_of(
+    parsed: argparse.Namespace, otherwise: str | None, further: Mapping[str, Any] | None = None
 ) -> TrainConfig:
     """Returns the config of the flags, the file and the preset, `otherwise` if none is given, with the values
     of `further` where nothing else gives one."""
-    file = config_file(given)
-    preset = given.preset or file.get("preset", otherwise)
+    file = config_file(parsed)
+    preset = parsed.preset or file.get("preset", otherwise)
     file.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
     settings = dict(PRESETS[preset][1]) if preset else {}
-    where, flags = given.config or "flags", given_settings(given)
+    where, flags = parsed.config or "flags", given_settings(parsed)
     config = make_config(where, further or {}, settings, file, flags)
     if preset not in _FITTED or not config.data:
         return config
     from glassloop.train.train import load_torch
 
-    load_torch(given.quiet)
+    load_torch(parsed.quiet)
     from glassloop.train.machine import choose_device
 
     chosen = fitted(settings, {**file, **flags}, config.data, choose_device(config))
     return make_config(where, further or {}, chosen, file, flags)
 
 
-def _prepare(given: argparse.Namespace) -> None:
+def _prepare(parsed: argparse.Namespace) -> None:
     from glassloop.model.loader import load_tokenizer
     from glassloop.train.prepare import prepare_tokens
 
-    tokenizer = load_tokenizer(given.tokenizer)
+    tokenizer = load_tokenizer(parsed.tokenizer)
     files = prepare_tokens(
-        given.data,
-        Path(given.out),
+        parsed.data,
+        Path(parsed.out),
         tokenizer,
-        longest=given.longest,
+        longest=parsed.longest,
         tokenizer_files={name: text.encode() for name, text in tokenizer.json_files().items()},
         report=lambda line: print(line, file=sys.stderr),
     )

@@ -16,7 +16,7 @@ from glassloop.train.hf_layout import hf_config, hf_tensors
 from glassloop.train.write_safetensors import write_safetensors
 from glassloop.util.files import read_at_most, sha256_of, write_text
 
-TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TYPES = {name: format.dtype for name, format in FORMATS.items() if format.dtype}
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -9,21 +9,21 @@ from typing import Any
 from glassloop.train.config import TrainError, options, read_config
 
 
-def given_settings(given: argparse.Namespace, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
+def given_settings(parsed: argparse.Namespace, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns the settings that were given as flags, by name."""
     names = [each.name for each, _, _ in options() if each.name not in left_out]
-    return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
 
 
-def config_file(given: argparse.Namespace) -> dict[str, Any]:
+def config_file(parsed: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings of the file that `--config` names."""
-    return read_config(Path(given.config)) if given.config else {}
+    return read_config(Path(parsed.config)) if parsed.config else {}
 
 
-def check_numbers(given: argparse.Namespace, *names: str, least: float = 1, most: float) -> None:
+def check_numbers(parsed: argparse.Namespace, *names: str, least: float = 1, most: float) -> None:
     """Raises unless the flags of these names are from `least` to `most`."""
     for name in names:
-        value = getattr(given, name)
+        value = getattr(parsed, name)
         if not least <= value <= most:
             raise TrainError.about(name, f"is {value}; {least:g} to {most:g} is expected")
 

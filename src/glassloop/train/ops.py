@@ -94,6 +94,7 @@ class TrainOps:
 
     name = description = "train"
     step_rows = rows_beside = most_running = 0  # nothing is generated with this op set
+    lacks: frozenset[str] = frozenset()
     rows: RowOps = reference_rows
 
     def __init__(self, device: str = "cpu", dtype: Any = torch.float32, dropout: float = 0.0) -> None:

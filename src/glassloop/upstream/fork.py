@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassloop.decode.luck import fork_salt
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.branching import count_branches
 from glassloop.engine.fork import check_change, fork_options
 from glassloop.engine.request import runs_of
 from glassloop.errors import TextError
@@ -42,11 +43,10 @@ def fork_of(
     built = engine.compile(options)
     given = [] if token is None and text is None else [_given(run, at, token, text)]
     position = len(run.prompt_ids) + at
-    seed, ordinal = options.seed or 0, run.forks.get(position, 0)
-    if not given and not changed:
-        ordinal += 1
+    seed, has_new_luck = options.seed or 0, not given and not changed
+    ordinal = count_branches(run, at, options.n if has_new_luck else options.n - 1)
+    if has_new_luck:
         seed = fork_salt(seed, position, ordinal) % (1 << 32)
-    run.forks[position] = ordinal + options.n - 1
     reason = "edited" if text is not None else "forced" if token is not None else "sampled"
 
     def make(_: int, number: int) -> Run:

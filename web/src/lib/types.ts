@@ -224,7 +224,7 @@ export interface Info {
   options: Option[];
   stages: string[];
   lenses: string[];
-  drafter?: 'lookup' | 'drafter' | 'model' | 'masks' | null; // what makes drafts; null: none does, or it is not known
+  drafter?: 'lookup' | 'drafter' | 'model' | null; // what makes drafts; null: none does, or it is not known
   training: boolean; // whether it shows training runs
   diffusion?: { available: boolean; defaults: Options }; // whether the model fills masks
 }

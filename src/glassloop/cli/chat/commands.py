@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from glassloop.cli.arguments import json_or_text
+from glassloop.cli.chat.session import ChatSession
 from glassloop.cli.naming import number_in
-from glassloop.cli.options import json_or_text, options_line, stage_options_of
+from glassloop.cli.sampling_flags import stage_options_of
+from glassloop.cli.sampling_text import options_line
 from glassloop.cli.terminal import percent, print_table, quoted, visible, working, wrapped
 from glassloop.cli.tokens import luck_text, surprise_text
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
 from glassloop.util.files import write_text
 from glassloop.util.plain_text import known
-
-if TYPE_CHECKING:
-    from glassloop.cli.chat.loop import ChatSession
 
 
 class Command(NamedTuple):
@@ -48,9 +48,9 @@ def _why(chat: ChatSession, rest: str) -> None:
     talk = chat.talk
     place = talk.place(rest or None)
     with working("Explaining"):
-        found = talk.last.run.explain(place)
+        explanation = talk.last.run.explain(place)
     print(f"token {place}, {quoted(talk.last.run.tokens[place].piece)}\n")
-    print_reasons(found)
+    print_reasons(explanation)
 
 
 def _alts(chat: ChatSession, rest: str) -> None:
@@ -59,7 +59,7 @@ def _alts(chat: ChatSession, rest: str) -> None:
     place = chat.talk.place(rest or None)
     token = chat.talk.last.run.tokens[place]
     print(f"token {place}, {quoted(token.piece)}\n")
-    found = shares(token)
+    token_shares = shares(token)
     rows = [
         (
             "→" if share.id == token.id else "",
@@ -67,9 +67,9 @@ def _alts(chat: ChatSession, rest: str) -> None:
             percent(share.raw_logprob),
             percent(share.logprob),
         )
-        for share in found
+        for share in token_shares
     ]
-    chosen = [share.id for share in found].index(token.id)
+    chosen = [share.id for share in token_shares].index(token.id)
     print_table(("", "token", "model", "after stages"), rows, right=("model", "after stages"), bold=chosen)
 
 
@@ -111,10 +111,10 @@ def _diff(chat: ChatSession, rest: str) -> None:
 
     if not rest:
         raise GlassloopError("the id of another answer is expected: /diff 84f584fc; /tree shows the ids")
-    own, other = chat.talk.last.run, chat.talk.find(rest).run
+    current, other = chat.talk.last.run, chat.talk.find(rest).run
     with working("Comparing"):
-        found = diff(other, own)
-    print(wrapped(visible(f"{other.id[:8]} / {own.id[:8]}: {found.sentence}", newlines=False)))
+        difference = diff(other, current)
+    print(wrapped(visible(f"{other.id[:8]} / {current.id[:8]}: {difference.sentence}", newlines=False)))
 
 
 def _show(chat: ChatSession, _: str) -> None:
@@ -192,18 +192,23 @@ def _save(chat: ChatSession, rest: str) -> None:
     if not rest:
         raise GlassloopError("/save needs a file: .glass for all answers with their records, .json, or .md")
     path, talk = Path(rest).expanduser(), chat.talk
-    own = [turn.run for turn in talk.last.path]
+    path_runs = [turn.run for turn in talk.last.path]
     if path.suffix == ".glass":
-        others = [turn.run for turn in talk if turn.run not in own]
-        write(path, [own[-1], *own[:-1], *others])
-        return chat.note(f"{path}: {len(own) + len(others)} runs")
+        others = [turn.run for turn in talk if turn.run not in path_runs]
+        write(path, [path_runs[-1], *path_runs[:-1], *others])
+        return chat.note(f"{path}: {len(path_runs) + len(others)} runs")
     if path.suffix == ".json":
-        whole = {"model": talk.llm.name, "messages": talk.messages, "options": talk.sampling.to_dict()}
-        text = json.dumps({**whole, "runs": [run.id for run in own]}, indent=2, ensure_ascii=False) + "\n"
+        chat_record = {
+            "model": talk.llm.name,
+            "messages": talk.messages,
+            "options": talk.sampling.to_dict(),
+            "runs": [run.id for run in path_runs],
+        }
+        text = json.dumps(chat_record, indent=2, ensure_ascii=False) + "\n"
     else:
         text = transcript(talk)
     write_text(path, text)
-    return chat.note(f"{path}: {len(own)} {'answer' if len(own) == 1 else 'answers'}")
+    return chat.note(f"{path}: {len(path_runs)} {'answer' if len(path_runs) == 1 else 'answers'}")
 
 
 def _help(chat: ChatSession, _: str) -> None:

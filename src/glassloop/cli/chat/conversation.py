@@ -17,7 +17,7 @@ from glassloop.record.run_name import run_id
 from glassloop.record.worst import most_surprising
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
 
@@ -92,11 +92,11 @@ class Conversation:
 
     def find(self, name: str) -> Turn:
         """Returns a turn of the tree; `name` is the beginning of its run's id."""
-        found = [turn for turn in self if turn.run.id.startswith(run_id(name))] if run_id(name) else []
-        if len(found) != 1:
-            many = "the ids of several answers begin" if found else "the id of no answer begins"
+        turns = [turn for turn in self if turn.run.id.startswith(run_id(name))] if run_id(name) else []
+        if len(turns) != 1:
+            many = "the ids of several answers begin" if turns else "the id of no answer begins"
             raise GlassloopError(f"{many} with {name!r}; /tree shows the ids")
-        return found[0]
+        return turns[0]
 
     def go(self, name: str) -> Turn:
         """Makes another turn the current one; `name` is the beginning of its run's id."""
@@ -124,10 +124,10 @@ class Conversation:
             if not 0 <= place < len(tokens):
                 raise GlassloopError(f"n is {name}; a token from 0 to {len(tokens) - 1} is expected")
             return place
-        found = place_of(name, [token.piece for token in tokens])
-        if found is None:
+        named_place = place_of(name, [token.piece for token in tokens])
+        if named_place is None:
             raise GlassloopError(f"no token of the last answer is {name!r}; /tokens shows them")
-        return found
+        return named_place
 
     def named_token(self, place: int, name: str) -> dict[str, Any]:
         """Returns what a fork continues with, as arguments of `fork`: a token if the text is one, else the
@@ -138,11 +138,11 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        made = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.at.path if self.at else []:
-            made.append({"role": "user", "content": turn.question})
-            made.append({"role": "assistant", "content": turn.run.text})
-        return made
+            messages.append({"role": "user", "content": turn.question})
+            messages.append({"role": "assistant", "content": turn.run.text})
+        return messages
 
     def _prompt(self, question: str) -> list[int]:
         """Returns the conversation as token ids. Earlier answers keep the tokens that the model chose, even

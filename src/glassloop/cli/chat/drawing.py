@@ -37,13 +37,13 @@ def _draw(turns: list[Turn], path: list[Turn], indent: str, lines: list[str]) ->
 
 
 def _own(run: Run) -> str:
-    """Returns the part of an answer that is its own, and how it came about."""
+    """Returns the part of an answer that it does not share with its parent, and how it was made."""
     if run.reason is None:
         return run.text
     if run.reason == "rewound":
         return f"rewound to {run.fork_at}: {run.text}"
-    own = "".join([token.text for token in run.tokens[run.fork_at or 0 :]]) + run.tail
-    return f"from token {run.fork_at}:{own if own[:1].isspace() else ' ' + own}"
+    text = "".join([token.text for token in run.tokens[run.fork_at or 0 :]]) + run.tail
+    return f"from token {run.fork_at}:{text if text[:1].isspace() else ' ' + text}"
 
 
 def _ending(run: Run) -> str:

@@ -19,9 +19,9 @@ class Lines:
     """Reads messages from stdin."""
 
     def __init__(self, prompt: str, history: Path | None) -> None:
-        self.interactive = sys.stdin.isatty()
+        self._interactive = sys.stdin.isatty()
         # readline can edit lines only if stdin and stdout are the terminal.
-        self._edited = self.interactive and sys.stdout.isatty()
+        self._edited = self._interactive and sys.stdout.isatty()
         self._prompt = prompt
         self._history = history
         if self._edited:
@@ -61,7 +61,7 @@ class Lines:
         try:
             if self._edited:
                 return input(prompt)
-            if self.interactive:
+            if self._interactive:
                 sys.stderr.write(prompt)
                 sys.stderr.flush()
             line = sys.stdin.readline()

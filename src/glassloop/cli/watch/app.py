@@ -20,7 +20,7 @@ from glassloop.errors import GlassloopError
 from glassloop.record.shares import Share, shares
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
     from glassloop.record.token import Token
@@ -89,8 +89,8 @@ class WatchApp(Player):
         self.at = max(0, min(at, len(self.run_shown.tokens) - 1))
         token = self.token
         self._shares = [] if token is None else shares(token)
-        own = [place for place, share in enumerate(self._shares) if token and share.id == token.id]
-        self.alternative = own[0] if own else 0
+        places = [place for place, share in enumerate(self._shares) if token and share.id == token.id]
+        self.alternative = places[0] if places else 0
         self.draw()
         if token is not None:
             self.ask_why(self.at)

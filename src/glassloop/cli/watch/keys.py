@@ -54,9 +54,9 @@ PASS_KEYS = (
 
 def hints(keys: tuple[Key, ...] = KEYS) -> list[tuple[str, str]]:
     """Returns keys and words for the line at the bottom. ← and ↑ are shown with the key that follows them."""
-    made, before = [], ""
+    words, before = [], ""
     for key in keys:
         if key.short:
-            made.append((before + key.shown, key.short))
+            words.append((before + key.shown, key.short))
         before = key.shown if key.shown in "←↑" else ""
-    return made
+    return words

@@ -29,7 +29,7 @@ from glassloop.record.shares import Share
 from glassloop.record.token import Token
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
 
 _OWN, _GAIN, _GHOST = "color(73)", "color(115)", "color(240)"
 _DIM = "dim"
@@ -113,13 +113,13 @@ class TextPanel(Panel[tuple[Iterable[ScreenCell], int]]):
 
 def _styled(line: list[ScreenCell]) -> list[tuple[str, str]]:
     """Returns the text of a line in parts with one style each."""
-    made: list[tuple[str, str]] = []
+    parts: list[tuple[str, str]] = []
     for cell in line:
-        if made and made[-1][1] == cell.style:
-            made[-1] = (made[-1][0] + cell.text, cell.style)
+        if parts and parts[-1][1] == cell.style:
+            parts[-1] = (parts[-1][0] + cell.text, cell.style)
         else:
-            made.append((cell.text, cell.style))
-    return made
+            parts.append((cell.text, cell.style))
+    return parts
 
 
 class Bars(Panel[tuple[Token | None, list[Share], int]]):
@@ -156,8 +156,8 @@ class Bars(Panel[tuple[Token | None, list[Share], int]]):
 
 def _lengths(share: Share) -> tuple[float, float]:
     """Returns the probability after the stages and the model's own. Of another engine only one is known."""
-    own = 0.0 if isnan(share.raw_logprob) else exp(share.raw_logprob)
-    return own if isnan(share.logprob) else exp(share.logprob), own
+    raw = 0.0 if isnan(share.raw_logprob) else exp(share.raw_logprob)
+    return raw if isnan(share.logprob) else exp(share.logprob), raw
 
 
 def _left(share: Share) -> str:
@@ -169,10 +169,10 @@ def _left(share: Share) -> str:
 def bar(share: float, ghost: float, width: int) -> list[tuple[str, str]]:
     """Returns the parts of a bar: the share, lighter where the stages added to it, and then the ghost if that
     is longer."""
-    full, own = round(share * width), round(ghost * width)
-    parts = [("█" * min(full, own), _OWN), ("█" * (full - own), _GAIN), ("░" * (own - full), _GHOST)]
-    thin = "▏" if not full and share > 0 and not own else ""
-    return [*parts, (thin, _OWN), (" " * (width - max(full, own, len(thin))), "")]
+    full, faint = round(share * width), round(ghost * width)
+    parts = [("█" * min(full, faint), _OWN), ("█" * (full - faint), _GAIN), ("░" * (faint - full), _GHOST)]
+    thin = "▏" if not full and share > 0 and not faint else ""
+    return [*parts, (thin, _OWN), (" " * (width - max(full, faint, len(thin))), "")]
 
 
 class Why(Panel[tuple[Token | None, Explanation | str | None]]):

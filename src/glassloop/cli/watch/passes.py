@@ -100,8 +100,8 @@ class WatchPasses(Player):
     def _asked(self) -> int:
         """The pass that is explained: the one that is shown or, where the place was known before it, the one
         that filled the place."""
-        known = self._cell.filled_by
-        return self.at if known is None else known
+        filled_by = self._cell.filled_by
+        return self.at if filled_by is None else filled_by
 
     def paint(self) -> None:
         run, frame = self.run_shown, self._frame
@@ -159,11 +159,11 @@ def _title(run: Run, at: int, frame: Frame | None, mode: str) -> Text:
     state = {"following": "▶ live", "playing": "▶ playing"}.get(mode, "")
     ended = f"ended by {run.finish_reason}" if run.finish_reason else "running"
     place = "no pass yet"
-    known = ""
+    filled = ""
     if frame is not None:
         place = f"pass {at} · {len(run.passes)} passes"
-        known = f"{sum(cell.text is not None for cell in frame.cells)} of {len(frame.cells)} places known"
-    parts = (place, state, known, f"run {run.id[:8]}", f"seed {run.seed}", ended, run.model)
+        filled = f"{sum(cell.text is not None for cell in frame.cells)} of {len(frame.cells)} places known"
+    parts = (place, state, filled, f"run {run.id[:8]}", f"seed {run.seed}", ended, run.model)
     return Text(visible(" · ".join(part for part in parts if part), newlines=False), no_wrap=True)
 
 

@@ -18,7 +18,7 @@ from textual.css.query import NoMatches
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
-from glassloop.cli.kept import keep
+from glassloop.cli.stored_runs import keep
 from glassloop.cli.terminal import visible
 from glassloop.cli.watch.keys import Key, hints
 from glassloop.cli.watch.panels import key_line
@@ -26,7 +26,7 @@ from glassloop.cli.watch.style import STYLE
 from glassloop.errors import GlassloopError
 
 if TYPE_CHECKING:
-    from glassloop.cli.kept import AnyEngine
+    from glassloop.cli.loading import AnyEngine
     from glassloop.decode.explain import Explanation
     from glassloop.engine.request import Request
     from glassloop.record.run import Run
@@ -166,10 +166,10 @@ class Player(App[None]):
             return
         in_pass: dict[str, Any] = {} if number is None else {"number": number}
         try:
-            found: Explanation | str = self.llm.explain(run, place, **in_pass)
+            explanation: Explanation | str = self.llm.explain(run, place, **in_pass)
         except GlassloopError as error:
-            found = str(error)
-        self._explained[run.id, place, number] = found
+            explanation = str(error)
+        self._explained[run.id, place, number] = explanation
         self.call_from_thread(self.draw)
 
     def warn(self, text: str) -> None:

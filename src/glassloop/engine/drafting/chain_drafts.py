@@ -14,7 +14,9 @@ import numpy as np
 from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import branch_key
 from glassloop.engine.branch import Branch
-from glassloop.engine.drafting.drafts import Lookup, RunsByOwner, StepCost, guess_room, tracked
+from glassloop.engine.drafting.guesser import DraftSource, guess_room
+from glassloop.engine.drafting.lookup import Lookup
+from glassloop.engine.step_cost import tracked
 from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import Batch, Int32, Span
@@ -49,16 +51,15 @@ class Chances:
         self.average += self._speed * (right - self.average)
 
 
-class ChainDrafts:
+class ChainDrafts(DraftSource):
     """The drafter of an engine, shared by all of its runs."""
 
-    def __init__(
-        self, chain: DraftChain, tree: KVTree, step_cost: StepCost, recent_runs: RunsByOwner
-    ) -> None:
-        self.states: Float32 = np.empty((0, 0), np.float32)  # of the wanted rows of the last forward pass
-        self.asked: list[ChainGuesser] = []  # those whose run has got a token
-        self.step_cost = step_cost
-        self.recent_runs = recent_runs
+    waits_for_tokens = True
+    reads_states = True
+
+    def __init__(self, chain: DraftChain, tree: KVTree) -> None:
+        super().__init__()
+        self.due: list[ChainGuesser] = []  # the guessers whose run got a token in this step
         self.seconds = 0.0  # that one draft takes, its share of a call
         self.chains = 0  # that were drawn so far
         self.most = min(_LONGEST, chain.most)
@@ -66,38 +67,39 @@ class ChainDrafts:
         self._chain = chain
         self._tree = tree
 
-    def guesser(self, run: Run, decoder: Decoder, owner: str) -> ChainGuesser:
+    def guesser(self, run: Run, decoder: Decoder, owner: str, realm: str) -> ChainGuesser:
         return ChainGuesser(self, run, decoder, owner)
 
-    def make_drafts(self) -> None:
+    def after_step(self) -> None:
         """Draws the chains of the runs that got a token in this step, where that pays."""
-        asked, self.asked = self.asked, []
+        due, self.due = self.due, []
         began = perf_counter()
-        begun = [each for each in asked if each.begin()][:_MOST_RUNS]
-        if not begun:
+        guessers = [guesser for guesser in due if guesser.begin()][:_MOST_RUNS]
+        if not guessers:
             return
         started = perf_counter()
-        rows = range(len(begun))
-        positions = [each.length - 2 for each in begun]
+        rows = range(len(guessers))
+        positions = [guesser.length - 2 for guesser in guessers]
         batch = Batch(
-            [each.tokens[-1] for each in begun],
+            [guesser.tokens[-1] for guesser in guessers],
             positions,
-            [Span(row, row + 1, positions[row], begun[row].table) for row in rows],
+            [Span(row, row + 1, positions[row], guessers[row].table) for row in rows],
             list(rows),
         )
-        states = np.stack([each.state for each in begun])
+        states = np.stack([guesser.state for guesser in guessers])
+        requests = [guesser.request for guesser in guessers]
         try:
-            drawn = self._chain.draw(batch, self._tree.pages, states, [each.request for each in begun])
+            chains = self._chain.draw(batch, self._tree.pages, states, requests)
         except GlassloopError:
             return  # the runs go on without drafts
         now = perf_counter()
-        self.chains += len(drawn)
-        count = sum([len(each.tokens) for each in drawn])
+        self.chains += len(chains)
+        count = sum([len(chain.tokens) for chain in chains])
         if count:
             self.seconds = tracked(self.seconds, (now - started) / count)
-        for each, made in zip(begun, drawn, strict=True):
-            each.drawn = made
-            each.run.drafts.seconds += (now - began) / len(begun)
+        for guesser, chain in zip(guessers, chains, strict=True):
+            guesser.drawn = chain
+            guesser.run.drafts.seconds += (now - began) / len(guessers)
 
 
 class ChainGuesser:
@@ -108,13 +110,13 @@ class ChainGuesser:
         self.name: Drafter = "model"
         self.length = 0  # of the text that the drafts follow
         self.drawn = _NOTHING
-        self.state: Float32 = drafts.states  # of the last row that was computed
+        self.state: Float32 = np.empty(0, np.float32)  # hidden, of the last row that was computed
         self.request: ChainRequest
         self._drafts = drafts
         self._decoder = decoder
         self._branch: Branch | None = None
         self._lookup = Lookup(drafts.step_cost, drafts.recent_runs.of(owner))
-        self._found: list[int] = []  # by the lookup, if that is surer
+        self._looked_up: list[int] = []  # the guess of the lookup, if that is surer
         self._shared = drafts.chances[run.sampling.greedy]
         self._chances = Chances(self._shared, speed=0.05)
         self._silent = 0
@@ -128,7 +130,7 @@ class ChainGuesser:
 
     @property
     def is_own(self) -> bool:
-        return not self._found or self._lookup.is_own
+        return not self._looked_up or self._lookup.is_own
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -143,7 +145,7 @@ class ChainGuesser:
     def begin(self) -> bool:
         """Begins the next guess; returns whether a chain is to be drawn for it."""
         branch, drafts, costs = self._branch, self._drafts, self._drafts.step_cost
-        self._found = []
+        self._looked_up = []
         if branch is None or self.run.finish_reason is not None:
             return False
         tokens, path = branch.tokens, branch.path
@@ -152,13 +154,13 @@ class ChainGuesser:
         # Known tokens come first if the history does not end with the text.
         if room < 1 or len(self._decoder.history) != self.length:
             return False
-        rate, found = self._lookup.propose(tokens, room)
+        rate, guess = self._lookup.propose(tokens, room)
         most = min(room, drafts.most)
         if self._planned_for != (most, costs.rows) or self._plan_age == _PLANNED_EVERY:
             self._make_plan(most)
         self._plan_age += 1
-        if found and rate >= self._best:
-            self._found, self.name = found, "lookup"
+        if guess and rate >= self._best:
+            self._looked_up, self.name = guess, "lookup"
             return False
         if path is None or path.length != self.length - 1 or costs.rows > _MOST_ROWS:
             return False
@@ -202,8 +204,8 @@ class ChainGuesser:
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
         if len(tokens) != self.length:
             return []
-        if self._found:
-            return self._found[:room]
+        if self._looked_up:
+            return self._looked_up[:room]
         count, costs = self.drawn.kept, self._drafts.step_cost
         if count < len(self.drawn.tokens) and costs.cost(costs.rows + count + 1) <= costs.cost(
             costs.rows + count
@@ -220,6 +222,7 @@ class ChainGuesser:
                 chances.saw(margin, token == came)
             if token != came:
                 break
-        self.drawn, self._found, self.length = _NOTHING, [], 0
+        self.drawn, self._looked_up, self.length = _NOTHING, [], 0
+        assert self._drafts.states is not None
         self._branch, self.state = branch, self._drafts.states[place]
-        self._drafts.asked.append(self)
+        self._drafts.due.append(self)

@@ -7,16 +7,17 @@ one token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from time import perf_counter
-from typing import Protocol
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
 from glassloop.engine.branch import Branch
-from glassloop.engine.drafting.drafts import AcceptanceRates, StepCost, guess_room
-from glassloop.engine.tree import KVPath, KVTree, NoRoom
+from glassloop.engine.call_plan import CallPlan
+from glassloop.engine.drafting.guesser import AcceptanceRates, DraftSource, guess_room
+from glassloop.engine.kv_nodes import KVPath, NoRoom
+from glassloop.engine.tree import KVTree
 from glassloop.errors import GlassloopError
 from glassloop.model.loader import ModelFiles
 from glassloop.model.registry import fetch
@@ -30,27 +31,35 @@ from glassloop.text.tokenizer import Tokenizer
 PASS_ROWS = 128  # of one forward pass: all streams wait meanwhile
 
 
-class DraftModel:
+class DraftModel(DraftSource):
     """The draft model of an engine, shared by all of its runs."""
 
+    waits_for_tokens = True
+
     def __init__(self, transformer: Transformer, memory: int) -> None:
+        super().__init__()
         self.transformer = transformer
         self.tree = KVTree(transformer, memory)
         self.seconds = 0.0  # that one token of a draft takes, its share of a pass
-        self.asked: list[ModelGuesser] = []  # those that want a draft for the next step
+        self.due: list[ModelGuesser] = []  # the guessers that want a draft for the next step
 
-    def guesser(self, run: Run, decoder: Decoder, step_cost: StepCost) -> ModelGuesser:
-        return ModelGuesser(self, run, decoder, step_cost)
+    def guesser(self, run: Run, decoder: Decoder, owner: str, realm: str) -> ModelGuesser:
+        return ModelGuesser(self, run, decoder, realm)
 
-    def make_drafts(self) -> None:
+    def forget(self, run: str, texts: Iterable[Sequence[int]], realm: str) -> None:
+        super().forget(run, texts, realm)
+        for text in texts:
+            self.tree.forget_text(text, realm)
+
+    def after_step(self) -> None:
         """Makes the drafts that were asked for, pass by pass.
 
         A text that needs more rows than a pass has is computed in pieces, one a step; until all of it is in
         the tree its draft stays empty. So does a draft that finds no room in the tree.
         """
         began = perf_counter()
-        asked, self.asked = self.asked, []
-        drafts = [each for each in asked if each.begin()]
+        due, self.due = self.due, []
+        drafts = [guesser for guesser in due if guesser.begin()]
         paths: list[KVPath] = []
         try:
             for draft in drafts:
@@ -73,7 +82,7 @@ class DraftModel:
         began, room = perf_counter(), PASS_ROWS
         spans, wanted, ready = [], [], []
         for draft, path in growing:
-            missing = draft.made[-1:] or draft.text[path.length :]
+            missing = draft.draft[-1:] or draft.text[path.length :]
             rows, first = missing[:room], path.length
             if not rows:
                 break
@@ -89,7 +98,8 @@ class DraftModel:
         if not spans:
             return []
         batch = Batch.of([(path.table, first, rows) for path, first, rows in spans], wanted)
-        logits = self.transformer.forward(batch, self.tree.pages)
+        plan = CallPlan(self.tree.take_copies(), batch)
+        logits = plan.compute(self.transformer.forward, self.tree.pages)
         for path, _, _ in spans:
             self.tree.computed(path)
         chosen = choose_rows([draft.decoder for draft, _ in ready], logits)
@@ -99,8 +109,8 @@ class DraftModel:
         # An error of a stage or grammar ends the draft; the run itself will meet it, or choose otherwise.
         return [
             pair
-            for pair, made in zip(ready, chosen, strict=True)
-            if not isinstance(made, Exception) and pair[0].add(made)
+            for pair, choice in zip(ready, chosen, strict=True)
+            if not isinstance(choice, Exception) and pair[0].add(choice)
         ]
 
 
@@ -115,34 +125,20 @@ def load_draft(name: str | PathLike[str], tokenizer: Tokenizer, ops: str, memory
     return DraftModel(files.transformer(choose_ops(ops), None), memory)
 
 
-class Drafting(Protocol):
-    """What makes drafts for all runs of an engine, after a step: a draft model, or masks."""
-
-    transformer: Transformer
-    tree: KVTree
-    seconds: float
-    asked: list[ModelGuesser]
-
-    def guesser(self, run: Run, decoder: Decoder, step_cost: StepCost) -> ModelGuesser: ...
-
-    def make_drafts(self) -> None: ...
-
-
 class ModelGuesser:
     """Guesses what the draft model would have chosen next in one run."""
 
     name: Drafter = "model"
     is_own = True
 
-    def __init__(self, model: Drafting, run: Run, decoder: Decoder, step_cost: StepCost) -> None:
+    def __init__(self, model: DraftModel, run: Run, decoder: Decoder, realm: str) -> None:
         self.run = run
-        self.realm = ""  # of its request
+        self.realm = realm  # of its request
         self.text: Sequence[int] = ()  # of the run; it may have grown since the draft was made
-        self.made: list[int] = []  # the draft
+        self.draft: list[int] = []
         self.decoder = decoder  # while a draft is made, a fork of the run's own
         self._own_decoder = decoder
         self._model = model
-        self._step_cost = step_cost
         self._rates = AcceptanceRates()
         self._length = 0  # of the text that the draft follows
         self._count = 0  # of tokens that the draft should have
@@ -155,7 +151,7 @@ class ModelGuesser:
         scored = len(self._own_decoder.history) == self._length  # else known tokens come first
         if self.run.finish_reason is not None or not scored or room < 1:
             return False
-        self._count = self._step_cost.worth(self._rates.of(0), room, self._model.seconds)
+        self._count = self._model.step_cost.worth(self._rates.of(0), room, self._model.seconds)
         if self._count == 0:
             # Now and then one is made all the same: times change.
             self._silent += 1
@@ -167,8 +163,8 @@ class ModelGuesser:
 
     def add(self, chosen: Chosen) -> bool:
         """Appends a token to the draft; returns whether another one is wanted."""
-        self.made.append(chosen.id)
-        if len(self.made) == self._count or self.decoder.ends_with(chosen.id):
+        self.draft.append(chosen.id)
+        if len(self.draft) == self._count or self.decoder.ends_with(chosen.id):
             return False
         try:
             self.decoder.commit(chosen.id, chosen)
@@ -177,13 +173,13 @@ class ModelGuesser:
         return True
 
     def guess(self, tokens: Sequence[int], room: int) -> list[int]:
-        return self.made[:room] if len(tokens) == self._length else []
+        return self.draft[:room] if len(tokens) == self._length else []
 
     def learn(self, branch: Branch, place: int) -> None:
         tokens = branch.tokens
-        for guessed, came in zip(self.made, tokens[self._length :], strict=False):
+        for guessed, came in zip(self.draft, tokens[self._length :], strict=False):
             self._rates.saw(0, guessed == came)
             if guessed != came:
                 break
-        self.text, self.made = tokens, []
-        self._model.asked.append(self)
+        self.text, self.draft = tokens, []
+        self._model.due.append(self)

@@ -13,19 +13,18 @@ from time import perf_counter
 from typing import NamedTuple
 
 from glassloop.decode.candidates import Candidates
-from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import Race
-from glassloop.decode.stop import PAUSED, Ending, Stopper
-from glassloop.engine.branch import Branch, BranchText
+from glassloop.decode.stop import PAUSED, Ending
+from glassloop.engine.branch import Branch
 from glassloop.engine.request import Request
-from glassloop.engine.tasks.task import WantedRow
-from glassloop.engine.tree import KVTree
+from glassloop.engine.tasks.context import TaskContext
+from glassloop.engine.tasks.run_writer import BranchWriter
+from glassloop.engine.tasks.task import Task, WantedRow
 from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import RowSummary
 from glassloop.record.run import Beam, text_held_back
-from glassloop.record.token import Pieces, Token
-from glassloop.text.tokenizer import Tokenizer
+from glassloop.record.token import Token
 
 
 class _Trail(NamedTuple):
@@ -37,19 +36,17 @@ class _Trail(NamedTuple):
     number: int  # of its node in the record
 
     def tokens(self) -> list[Token]:
-        made: list[Token] = []
+        backwards: list[Token] = []
         trail: _Trail | None = self
         while trail is not None:
-            made.append(trail.token)
+            backwards.append(trail.token)
             trail = trail.before
-        return made[::-1]
+        return backwards[::-1]
 
 
 class _Live(NamedTuple):
     branch: Branch
-    decoder: Decoder
-    text: BranchText
-    stopper: Stopper
+    writer: BranchWriter
     trail: _Trail | None
     logprob: float
 
@@ -58,9 +55,7 @@ class _Grown(NamedTuple):
     """A beam with one more token, before it has a branch and a node in the record."""
 
     parent: _Live
-    decoder: Decoder
-    text: BranchText
-    stopper: Stopper
+    writer: BranchWriter
     token: Token
     logprob: float
     ending: Ending | None  # None: it goes on
@@ -84,50 +79,31 @@ class _Proposal(NamedTuple):
     logit: float
 
 
-class Beams:
+class Beams(Task):
     """The task of a beam search. The scheduler computes all of its branches together."""
 
-    program = None  # its rows are those of the forward pass
-    masked = False
-    decoder = None  # the beams are compared with each other
+    request: Request
 
-    def __init__(
-        self,
-        request: Request,
-        order: tuple[int, int],
-        decoder: Decoder,
-        tokenizer: Tokenizer,
-        pieces: Pieces,
-        tree: KVTree,
-    ) -> None:
+    def __init__(self, request: Request, order: tuple[int, int], context: TaskContext) -> None:
         self.request = request
         self.order = order
-        self._tokenizer = tokenizer
-        self._pieces = pieces
-        self._tree = tree
+        self._tree = context.tree
         self._record: list[Beam] = []
         run = request.runs[0]
         self._sampling = run.sampling
         self._width = run.sampling.beam_width
-        stopper = Stopper(run.sampling, tokenizer.eos_ids, run.context)
+        writer = BranchWriter.of(request, run, context)
         scored = 1 if run.sampling.prompt_logprobs and not run.prompt_tokens else len(run.prompt_ids)
         for other in request.runs[1:]:
             other.prompt_tokens = run.prompt_tokens  # they share the records of the prompt
         branch = Branch(list(run.prompt_ids), scored, request.adapter, request.realm)
-        self._beams = [_Live(branch, decoder, BranchText(request.compiled), stopper, None, 0.0)]
+        self._beams = [_Live(branch, writer, None, 0.0)]
         self._ended: list[_Ended] = []  # best first, at most as many as the search is wide
         self._first: float | None = None  # when the first tokens were taken
-        self.ended = False
 
     @property
-    def branches(self) -> Sequence[Branch]:
+    def branches(self) -> Sequence[Branch]:  # type: ignore[override]
         return [beam.branch for beam in self._beams]
-
-    def guess(self, rows: int) -> list[int]:
-        return []
-
-    def runs_ahead(self, beside: int) -> bool:
-        return False
 
     def preempted(self) -> None:
         for run in self.request.runs:
@@ -138,27 +114,27 @@ class Beams:
     def advance(self, rows: Sequence[WantedRow]) -> None:
         """Takes a row for each beam; before the search, the rows of the prompt whose tokens are scored."""
         branch = self._beams[0].branch
-        known = len(branch.tokens) - branch.recorded  # above 0 only before the search
-        for row in rows[:known]:
+        unscored = len(branch.tokens) - branch.recorded  # above 0 only before the search
+        for row in rows[:unscored]:
             self._score_prompt(branch, row.logits)
-        if len(rows) > known:
-            self._step(rows[known:])
+        if len(rows) > unscored:
+            self._step(rows[unscored:])
 
     def _score_prompt(self, branch: Branch, logits: Float32) -> None:
         """Records a token of the prompt."""
         token, (beam,) = branch.tokens[branch.recorded], self._beams
-        chosen = beam.decoder.record_prompt(logits, token, self._sampling.prompt_logprobs)
-        data = self._tokenizer.token_bytes(token)
-        made = Token(chosen, "", data, self._pieces, "forced", self.request.seconds)
-        self.request.runs[0].prompt_tokens.append(made)
+        scored = beam.writer.score_prompt(logits, token, self.request.seconds)
+        self.request.runs[0].prompt_tokens.append(scored)
         branch.recorded += 1
 
     def _step(self, rows: Sequence[WantedRow]) -> None:
         """Replaces the beams by the best continuations of all of them. There is a row for each beam."""
         self._first = self._first or perf_counter()
         seconds = self.request.seconds  # one time for all beams: a time limit ends all or none
-        seen = [beam.decoder.run_stages(row.logits) for beam, row in zip(self._beams, rows, strict=True)]
-        proposals = [each for index, (_, left) in enumerate(seen) for each in self._proposals(index, left)]
+        by_beam = [
+            beam.writer.decoder.run_stages(row.logits) for beam, row in zip(self._beams, rows, strict=True)
+        ]
+        proposals = [each for index, (_, left) in enumerate(by_beam) for each in self._proposals(index, left)]
         proposals.sort(key=lambda each: -each.logprob)  # equal ones stay in the order of beams and ids
         grown: list[_Grown] = []
         live = 0
@@ -166,7 +142,7 @@ class Beams:
             if live == self._width:
                 break
             counts, logits = place < self._width, rows[proposal.beam].logits
-            grown.append(self._grow(proposal, counts, seconds, logits, *seen[proposal.beam]))
+            grown.append(self._grow(proposal, counts, seconds, logits, *by_beam[proposal.beam]))
             live += grown[-1].ending is None
         self._replace(grown)  # nothing was changed so far: a stage or a grammar may have raised
         if not self._beams or self._is_over():
@@ -200,17 +176,10 @@ class Beams:
         """Returns a beam with one more token. It holds no pages yet, so that an error loses none."""
         parent = self._beams[proposal.beam]
         choice = Race(proposal.id, proposal.place, proposal.logit, 0.0, None, 0.0)
-        chosen = parent.decoder.record_choice(logits, summary, left, choice)
-        data = self._tokenizer.token_bytes(proposal.id)
-        ending = Ending("stop", self._pieces(proposal.id)) if parent.stopper.before(proposal.id) else None
-        decoder, text, stopper = parent.decoder.fork(), parent.text.fork(), parent.stopper.fork()
-        seen = ""
-        if ending is None or self._sampling.include_stop:
-            decoder.commit(proposal.id, chosen)
-            seen = text.feed(data, ending is None)
-            ending = ending or text.ending or stopper.after(decoder.history, seconds)
-        token = Token(chosen, seen, data, self._pieces, "beam", seconds)
-        return _Grown(parent, decoder, text, stopper, token, proposal.logprob, ending, counts)
+        chosen = parent.writer.decoder.record_choice(logits, summary, left, choice)
+        writer = parent.writer.fork()
+        token, ending, _ = writer.take(chosen, "beam", seconds)
+        return _Grown(parent, writer, token, proposal.logprob, ending, counts)
 
     def _replace(self, grown: Sequence[_Grown]) -> None:
         """Records beams with one more token and makes those that go on the beams. The previous ones that none
@@ -226,24 +195,22 @@ class Beams:
                 branch = each.parent.branch.fork(self._tree)
                 branch.tokens.append(each.token.id)
                 branch.recorded += 1
-                live.append(_Live(branch, each.decoder, each.text, each.stopper, trail, each.logprob))
+                live.append(_Live(branch, each.writer, trail, each.logprob))
                 parents.update(() if above is None else (above,))
             elif each.counts:
-                self._keep(trail, each.decoder, each.text, each.logprob, each.ending)
+                self._keep(trail, each.writer, each.logprob, each.ending)
         for beam in self._beams:
             beam.branch.leave(self._tree)
             if beam.trail is not None and beam.trail.number not in parents:
                 self._record[beam.trail.number].fate = "pruned"
         self._beams = live
 
-    def _keep(
-        self, trail: _Trail, decoder: Decoder, text: BranchText, logprob: float, ending: Ending
-    ) -> None:
-        """Adds a beam that has ended to the best of those."""
+    def _keep(self, trail: _Trail, writer: BranchWriter, logprob: float, ending: Ending) -> None:
+        """Adds a finished beam to the finished ones and keeps the best `beam_width`."""
         tokens, number = trail.tokens(), trail.number
-        end = tokens.pop() if decoder.history.generated_length < len(tokens) else None
+        end = tokens.pop() if writer.decoder.history.generated_length < len(tokens) else None
         score = self._score(logprob, trail)
-        self._ended.append(_Ended(score, tokens, text.flush(), ending, end, number))
+        self._ended.append(_Ended(score, tokens, writer.text.flush(), ending, end, number))
         self._ended.sort(key=lambda each: -each.score)
         del self._ended[self._width :]
         self._record[number].fate = "finished"
@@ -271,7 +238,7 @@ class Beams:
         if ending is not None:
             for beam in self._beams:
                 if beam.trail is not None:
-                    self._keep(beam.trail, beam.decoder, beam.text, beam.logprob, ending)
+                    self._keep(beam.trail, beam.writer, beam.logprob, ending)
         for run, best in zip(request.runs, self._ended, strict=False):
             run.tokens = [_of_sample(token, run.sample) for token in best.tokens]
             run.end = None if best.end is None else _of_sample(best.end, run.sample)
@@ -301,6 +268,6 @@ class Beams:
 
 def _of_sample(token: Token, sample: int) -> Token:
     """Returns a copy of a token, which beams share, for one of the results."""
-    made = copy(token)
-    made.sample = sample
-    return made
+    twin = copy(token)
+    twin.sample = sample
+    return twin

@@ -14,10 +14,13 @@ from typing import NamedTuple, Protocol
 from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Deadline
+from glassloop.engine.kv_nodes import KVPath
 from glassloop.engine.owner import current_realm
 from glassloop.engine.tasks.reading import Reading
-from glassloop.engine.tasks.task import Counters, View, WantedRow
-from glassloop.engine.tree import KVPath, KVTree
+from glassloop.engine.tasks.task import Counters, Task, View, WantedRow, Work
+from glassloop.engine.tree import KVTree
+from glassloop.errors import GlassloopError
+from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import Float32
 
 
@@ -88,12 +91,35 @@ class MaskedBranch(Branch):
         """How many rows must be computed together, at least: those of the pass, or one of the kept ones."""
         return 1 if self.computed < len(self.kept) else self.next.again + len(self.next.rows)
 
-    def take(self, tree: KVTree, room: int) -> tuple[KVPath, int, list[int], int, View]:
-        """Reserves pages for the next rows: those of the pass, with the kept ones that are not computed yet
-        before them; or, if these are more than `room`, as many of the kept ones as fit.
+    def check(self, transformer: Transformer) -> None:
+        """Raises unless the first pass fits into a step beside others, and all rows are the model's."""
+        if self.tokens:
+            super().check(transformer)
+        self.check_pass(transformer)
+        config = transformer.config
+        for row in [*self.kept, *self.next.rows]:
+            if not 0 <= row.id < config.vocab_size or not 0 <= row.position < config.context:
+                raise GlassloopError(
+                    f"a row has the token {row.id} at the position {row.position}; a token below"
+                    f" {config.vocab_size} at a position below {config.context} is expected"
+                )
 
-        Returns the path, the first slot, the tokens, how many of the last rows are wanted, and the view.
-        """
+    def check_pass(self, transformer: Transformer, field: str | None = None) -> None:
+        """Raises unless the next pass fits into a step beside others. `field` is the option that has the
+        number of its rows."""
+        config, rows = transformer.config, len(self.next.rows)
+        # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
+        most = transformer.ops.step_rows // 2 if config.mask_token is None else config.context
+        if 0 < rows <= most:
+            return
+        expected = f"1 to {most} are expected, since they are computed in one step"
+        if field is None:
+            raise GlassloopError(f"a pass has {rows} rows; {expected}")
+        raise GlassloopError.about(field, f"makes a pass of {rows} rows; {expected}")
+
+    def take(self, task: Task, tree: KVTree, room: int) -> Work:
+        """Reserves pages for the next rows of its task: those of the pass, with the kept ones that are not
+        computed yet before them; or, if these are more than `room`, as many of the kept ones as fit."""
         assert self.path is not None and not self.pending
         first = min(self.computed, len(self.kept) - self.next.again)
         rows, wanted, computed = [*self.kept[first:], *self.next.rows], self.next.wanted, len(self.kept)
@@ -112,13 +138,31 @@ class MaskedBranch(Branch):
             [end if row.sees_all else start + place + 1 for place, row in enumerate(rows)],
             [row.adapter for row in rows],
         )
-        return self.scratch, start, [row.id for row in rows], wanted, view
+        return Work(task, self.scratch, start, [row.id for row in rows], wanted, None, view)
 
 
-class Masked(Reading):
+class PassTask(Task):
+    """What tasks have in common that compute a plain text, then passes over masks after it."""
+
+    is_plain = False
+    branch: MaskedBranch
+
+    @property
+    def pass_rows(self) -> int:
+        return 0 if self.branch.pending else self.branch.rows_in_one_step
+
+    def waits_for_a_token(self) -> bool:
+        return False
+
+    def next_rows(self, tree: KVTree, guess: list[int], room: int) -> list[Work]:
+        branch = self.branch
+        if branch.pending:
+            return super().next_rows(tree, guess, room)
+        return [] if branch.rows_in_one_step > room else [branch.take(self, tree, room)]
+
+
+class Masked(PassTask, Reading):
     """A task whose pilot decides on each pass. It has ended when the pilot has no more passes."""
-
-    masked = True
 
     def __init__(
         self,
@@ -128,9 +172,9 @@ class Masked(Reading):
         pilot: Pilot,
         deadline: Deadline | None = None,
     ) -> None:
-        super().__init__(tokens, len(tokens), lambda found: None, None, deadline)
+        super().__init__(tokens, len(tokens), lambda results: None, None, deadline)
         self.branch = MaskedBranch(tokens, kept, first, current_realm())
-        self.branches: Sequence[Branch] = [self.branch]
+        self.branches = [self.branch]
         self.cached_tokens = 0
         self._pilot = pilot
 

@@ -18,7 +18,7 @@ from glassloop.decode.stop import Ending
 from glassloop.engine.branch import Branch
 from glassloop.engine.deadline import Cancelled, Deadline
 from glassloop.engine.owner import current_owner, current_realm
-from glassloop.engine.tasks.task import CANCELLED, Counters, RowProgram, WantedRow
+from glassloop.engine.tasks.task import CANCELLED, Counters, RowProgram, Task, WantedRow
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 
@@ -26,7 +26,7 @@ from glassloop.ops.quant import Float32
 Taker = Callable[[Any], None]
 
 
-class Reading:
+class Reading(Task):
     """The results for the tokens from the place `first` on: logits, or what `program` gives.
 
     `take` gets them in order, in as many pieces as there were steps: arrays of some of the rows, or, from a
@@ -34,8 +34,6 @@ class Reading:
     """
 
     priority = 0
-    decoder = None  # it chooses no token
-    masked = False
 
     def __init__(
         self,
@@ -56,15 +54,14 @@ class Reading:
         self.started: float | None = None
         self.owner = current_owner()
         self.own_time = OwnTime()  # it runs no stages
-        self.ended = False
         self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
-        self.branches: Sequence[Branch] = [Branch(list(ids), first + 1, adapter, current_realm())]
+        self.branches = [Branch(list(ids), first + 1, adapter, current_realm())]
         self._take = take
         self._error: Exception | None = None
         self._over = Event()
 
     @property
-    def request(self) -> Reading:
+    def request(self) -> Reading:  # type: ignore[override]
         """A reading is a request of one task, itself."""
         return self
 
@@ -91,21 +88,20 @@ class Reading:
 
     # ── as a task ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def guess(self, rows: int) -> list[int]:
-        return []
+    @property
+    def next_program(self) -> RowProgram | None:
+        branch = self.branches[0]
+        return self.program if branch.pending <= len(branch.tokens) - branch.first_wanted else None
 
-    def runs_ahead(self, beside: int) -> bool:
-        return False
-
-    def preempted(self) -> None:
-        pass
+    def waits_for_a_token(self) -> bool:
+        return self.program is None and super().waits_for_a_token()
 
     def advance(self, rows: Sequence[WantedRow]) -> None:
-        found, first = rows[0].results, rows[0].place
+        results, first = rows[0].results, rows[0].place
         if self.program is None or self.program.together:
-            own = self.host(found[first : first + len(rows)])
-            found = np.array(own)  # a copy: it must not keep the whole step's results
-        self._take(found)
+            # A copy: it must not keep the whole step's results.
+            results = np.array(self.host(results[first : first + len(rows)]))
+        self._take(results)
         branch = self.branches[0]
         branch.recorded += len(rows)
         if branch.recorded > len(branch.tokens):

@@ -8,16 +8,15 @@ fork keeps the tokens before the most surprising one. The choices depend on the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from math import log
-from typing import Any
 
 from glassloop.decode.chosen import Chosen
-from glassloop.decode.decoder import Decoder
 from glassloop.decode.luck import fork_salt
+from glassloop.engine.branching import revised
 from glassloop.engine.request import Request
+from glassloop.engine.tasks.context import TaskContext
 from glassloop.engine.tasks.sample import Sample
-from glassloop.engine.tree import KVTree
 from glassloop.record.run import Run
 from glassloop.record.token import Refusal, Source, TakenBack, Token
 
@@ -25,12 +24,10 @@ from glassloop.record.token import Refusal, Source, TakenBack, Token
 class Revising(Sample):
     """A sample of a request with `revise`. It makes no drafts: each token is looked at before the next."""
 
-    def __init__(
-        self, request: Request, run: Run, *tools: Any, tree: KVTree, decoder_of: Callable[[Run], Decoder]
-    ) -> None:
-        super().__init__(request, run, *tools)
-        self._tree = tree
-        self._decoder_of = decoder_of
+    _makes_guesses = False
+
+    def __init__(self, request: Request, run: Run, order: tuple[int, int], context: TaskContext) -> None:
+        super().__init__(request, run, order, context)
         self._since = settled(run)
         self._look_back()  # a run that paused has not looked back from its last token
 
@@ -54,20 +51,18 @@ class Revising(Sample):
     def _take_back(self, at: int) -> None:
         run, request = self.run, self.request
         position = len(run.prompt_ids) + at
-        salt = salt_after(run, at)
-        run.forks.setdefault(position, 1)
-        made = run.revise(at, salt)
-        run.tail = self._text.flush()
+        continued = revised(run, at, salt_after(run, at))
+        run.tail = self._writer.text.flush()
         run.finish_reason, run.stop_reason = "cancelled", f"taken back to token {at}"
         for runs in (request.runs, run.samples):  # one list, unless another request began the run
             if run in runs:
-                runs[runs.index(run)] = made
-        made.samples = run.samples
+                runs[runs.index(run)] = continued
+        continued.samples = run.samples
         first = run.tokens[at]
-        self._restore(made, self._decoder_of(made))
+        self._restore(continued)
         self._since = at
-        self.branch.go_back(self._tree, position)
-        request.tell_taken_back(run, TakenBack(first, made, at, len(run.tokens) - at))
+        self.branch.go_back(self._context.tree, position)
+        request.tell_taken_back(run, TakenBack(first, continued, at, len(run.tokens) - at))
 
 
 def settled(run: Run) -> int:
@@ -102,8 +97,8 @@ def settled_tokens(tokens: Iterable[Token], window: int) -> Iterator[Token]:
     held: dict[int, Held] = {}
     for token in tokens:
         yield from held.setdefault(token.sample, Held(window)).add(token)
-    for each in held.values():
-        yield from each.rest()
+    for tokens_held in held.values():
+        yield from tokens_held.rest()
 
 
 class Held:
@@ -124,6 +119,6 @@ class Held:
 
     def rest(self) -> list[Token]:
         """Returns the tokens that are left at the end of a run."""
-        made = list(self._tokens)
+        rest = list(self._tokens)
         self._tokens.clear()
-        return made
+        return rest

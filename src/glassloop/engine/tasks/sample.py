@@ -1,89 +1,58 @@
-"""A sampled run while it is being made: from logits to tokens, to text, to its end."""
+"""A sampled run while it is being made: from logits to tokens. run_writer.py turns these into a text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder
-from glassloop.decode.stop import Ending, PausingStopper, Stopper
-from glassloop.engine.branch import Branch, BranchText
-from glassloop.engine.drafting.drafts import Guesser, RunsByOwner, guess_room
+from glassloop.decode.stop import Ending
+from glassloop.engine.branch import Branch
+from glassloop.engine.drafting.guesser import Guesser, guess_room
 from glassloop.engine.request import Request
+from glassloop.engine.tasks.context import TaskContext
+from glassloop.engine.tasks.run_writer import BranchWriter, RunWriter
 from glassloop.engine.tasks.task import WantedRow
-from glassloop.errors import described
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
-from glassloop.record.token import Pieces, Refusal, Source, Token
-from glassloop.text.tokenizer import Tokenizer
+from glassloop.record.token import Refusal, Source, Token
 
 _TOO_MANY_TO_GUESS = 32  # rows of a step, from which on another row costs a device more than a guess gains
 
 
-class Sample:
-    """One of the n samples of a request. The first one computes the prefix that they share; the others are
-    queued once it is in the KV tree, and find it there."""
+class Sample(RunWriter):
+    """One of the n samples of a request, written token by token from left to right."""
 
-    program = None  # its rows are those of the forward pass
-    masked = False
+    _makes_guesses = True
 
-    def __init__(
-        self,
-        request: Request,
-        run: Run,
-        order: tuple[int, int],
-        decoder: Decoder,
-        tokenizer: Tokenizer,
-        pieces: Pieces,
-        guesser: Guesser | None,
-        recent_runs: RunsByOwner,
-        queue: Callable[[Sample], None],
-    ) -> None:
-        """`queue` hands a sibling to the scheduler."""
-        self.request = request
-        self.order = order
-        self.siblings: list[Sample] = []  # the samples that wait for this one to compute their prefix
-        self._tokenizer = tokenizer
-        self._pieces = pieces
-        self._guesser = guesser
+    def __init__(self, request: Request, run: Run, order: tuple[int, int], context: TaskContext) -> None:
+        super().__init__(request, run, order, context)
+        self._restore(run)
+        self._guesser: Guesser | None = None
+        if request.drafts and self._makes_guesses:
+            decoder = self._writer.decoder
+            self._guesser = context.drafts.guesser(run, decoder, request.owner, request.realm)
         self._guess: list[int] = []
         self._guess_is_own = True
-        self._recent_runs = recent_runs
-        self._queue = queue
-        self._restore(run, decoder)
-        known = run.prompt_ids + run.token_ids
-        self._kept = len(known)  # a fork has the records of these already
+        token_ids = run.prompt_ids + run.token_ids
+        self._kept = len(token_ids)  # a fork has the records of these already
         # The prompt has records from its second token on; an interrupted run may have some of them.
-        scored = 1 + len(run.prompt_tokens) if run.sampling.prompt_logprobs else len(known)
+        scored = 1 + len(run.prompt_tokens) if run.sampling.prompt_logprobs else len(token_ids)
         if scored >= len(run.prompt_ids):
-            scored = len(known)
-        self.branches = [Branch(known + request.forced, scored, request.adapter, request.realm)]
-        self._first: float | None = None  # when the first token was taken
-        # Not `run.finish_reason`: the caller that is told of the end may continue the run at once.
-        self.ended = False
+            scored = len(token_ids)
+        self.branch = Branch(token_ids + request.forced, scored, request.adapter, request.realm)
+        self.branches = [self.branch]
 
-    def _restore(self, run: Run, decoder: Decoder) -> None:
-        """Takes up a run with the tokens that it has: a fork has kept these of its parent."""
+    def _restore(self, run: Run) -> None:
+        """Writes on from the tokens that a run already has: a fork has kept those of its parent."""
         self.run = run
-        self._decoder = decoder
-        self._text = BranchText(self.request.compiled)
-        conditions = (run.sampling, self._tokenizer.eos_ids, run.context)
-        pause = self.request.pause
-        self._stopper = Stopper(*conditions) if pause is None else PausingStopper(*conditions, pause)
-        for token in run.tokens:
-            decoder.commit(token.id, token.chosen)
-            self._text.feed(token.bytes, may_stop=False)
-            self._stopper.after(decoder.history, 0.0)
-
-    @property
-    def branch(self) -> Branch:
-        return self.branches[0]
+        self._writer = BranchWriter.of(self.request, run, self._context, pause=self.request.pause)
 
     @property
     def decoder(self) -> Decoder | None:
-        branch = self.branches[0]
-        return None if branch.recorded < len(branch.tokens) else self._decoder
+        branch = self.branch
+        return None if branch.recorded < len(branch.tokens) else self._writer.decoder
 
     # ── before a step ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,11 +70,11 @@ class Sample:
         """Returns whether the row of the next token can be computed, in the same step as `beside` others,
         before the token that is being chosen now is known: that does not surely end the run, and there is no
         draft in sight, which is worth more."""
-        branch = self.branch
+        branch, writer = self.branch, self._writer
         return (
             branch.recorded == len(branch.tokens)
             and (self._guesser is None or beside >= _TOO_MANY_TO_GUESS or not self._has_guess(self._guesser))
-            and not self._stopper.ends_next(self._decoder.history)
+            and not writer.stopper.ends_next(writer.decoder.history)
         )
 
     def _has_guess(self, guesser: Guesser) -> bool:
@@ -115,8 +84,12 @@ class Sample:
         return room > 0 and bool(guesser.guess(self.branch.tokens, room))
 
     def preempted(self) -> None:
+        super().preempted()
         self._guess = []
-        self.run.timings.preempted += 1
+
+    def _share_prefix(self, first: Run) -> None:
+        self.run.prompt_tokens = first.prompt_tokens
+        self.branch.recorded = self._kept
 
     # ── after a step ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,7 +105,7 @@ class Sample:
                 if self.ended:
                     break
                 continue
-            chosen = row.chosen or self._decoder.choose(row.logits)
+            chosen = row.chosen or self._writer.decoder.choose(row.logits)
             if isinstance(chosen, Exception):
                 raise chosen
             guessed = accepted < len(guess) and guess[accepted] == chosen.id
@@ -153,85 +126,38 @@ class Sample:
         assert self._guesser is not None
         if not self._guess_is_own:
             return None
-        return Refusal(guess[0], self._pieces(guess[0]), self._guesser.name, len(guess) - 1)
+        return Refusal(guess[0], self._context.pieces(guess[0]), self._guesser.name, len(guess) - 1)
 
     def _score(self, logits: Float32) -> None:
         """Records a token that is known: it is part of the prompt, or the caller has forced it."""
         branch, run = self.branch, self.run
         token = branch.tokens[branch.recorded]
         if branch.recorded < len(run.prompt_ids):
-            chosen = self._decoder.record_prompt(logits, token, run.sampling.prompt_logprobs)
-            data = self._tokenizer.token_bytes(token)
-            run.prompt_tokens.append(Token(chosen, "", data, self._pieces, "forced", self.request.seconds))
+            run.prompt_tokens.append(self._writer.score_prompt(logits, token, self.request.seconds))
             branch.recorded += 1
         elif branch.recorded < self._kept:
             branch.recorded += 1
         else:
-            self._take(self._decoder.record_forced(logits, token), "forced")
+            self._take(self._writer.decoder.record_forced(logits, token), "forced")
 
     def _take(self, chosen: Chosen, source: Source, refused: Refusal | None = None) -> None:
-        """Adds a token and its text to the run, and ends the run if that was the last one. A text that the
-        caller has forced is taken as a whole: within it, only the clock or the caller ends the run."""
+        """Adds a token to the branch and to the run."""
         run, branch = self.run, self.branch
-        is_last_known = branch.recorded + 1 >= len(branch.tokens)
+        more_known = branch.recorded + 1 < len(branch.tokens)
         now = perf_counter()
         if self._first is None:
-            self._first = now
-            run.timings.prefill = now - (self.request.started or now)
-            self._queue_siblings()
-        run.timings.decode = now - self._first
+            self._begin_writing(now)
+        run.timings.decode = now - (self._first or now)
         seconds = now - self.request.arrived
-        data = self._tokenizer.token_bytes(chosen.id)
-        ending = None
-        if is_last_known and self._stopper.before(chosen.id):
-            ending = Ending("stop", self._pieces(chosen.id))
-            if not run.sampling.include_stop:
-                run.end = Token(chosen, "", data, self._pieces, source, seconds, run.sample, refused)
-                self.finish(ending)
-                return
-        self._decoder.commit(chosen.id, chosen)
-        if branch.recorded == len(branch.tokens):
-            branch.tokens.append(chosen.id)
-        branch.recorded += 1
-        text = self._text.feed(data, is_last_known and ending is None)
-        token = Token(chosen, text, data, self._pieces, source, seconds, run.sample, refused)
-        run.tokens.append(token)
-        ending = ending or self._text.ending or self._stopper.after(self._decoder.history, seconds)
-        if not is_last_known and ending is not None and ending.reason in ("length", "repetition"):
-            ending = None
-        if ending is None:
-            self.request.tell(run, token)
-        else:
-            self.finish(ending, token)
-
-    def _queue_siblings(self) -> None:
-        """Queues the samples that wait for the prefix, which is in the tree now. They share its records."""
-        for sample in self.siblings:
-            if sample.ended:  # it was stopped meanwhile
-                continue
-            sample.run.prompt_tokens = self.run.prompt_tokens
-            sample.branch.recorded = sample._kept
-            self._queue(sample)
-        self.siblings = []
-
-    # ── the end ────────────────────────────────────────────────────────────────────────────────────────────
+        taken = self._writer.take(chosen, source, seconds, run.sample, refused, more_known)
+        if taken[2]:
+            if branch.recorded == len(branch.tokens):
+                branch.tokens.append(chosen.id)
+            branch.recorded += 1
+        self._add(taken)
 
     def finish(self, ending: Ending, last: Token | None = None) -> None:
-        """Ends the run. `last` is its last token if the listener has not been told of it yet."""
-        run = self.run
-        self.ended = True
-        run.tail = self._text.flush()
-        run.finish_reason, run.stop_reason = ending.reason, ending.detail
         if ending.reason != "error":
-            self._recent_runs.add(self.request.owner, self.branch.tokens, run.id)
-        waiting = [sample for sample in self.siblings if not sample.ended]
-        if waiting:  # it has not computed the prefix, so the next sample does
-            waiting[0].siblings, self.siblings = waiting[1:], []
-            self._queue(waiting[0])
-        if last is not None:
-            self.request.tell(run, last)
-        self.request.tell(run, None)
-
-    def fail(self, error: Exception) -> None:
-        self.run.error = error
-        self.finish(Ending("error", described(error)))
+            recent_runs = self._context.drafts.recent_runs
+            recent_runs.add(self.request.owner, self.branch.tokens, self.run.id)
+        super().finish(ending, last)

@@ -19,7 +19,7 @@ from glassloop.model.quantized.small_floats import read_fp8, read_gpt_oss, read_
 from glassloop.model.quantized.source import FLOATS, Source
 from glassloop.model.safetensors import read_entries, read_json
 from glassloop.model.unsupported import UPSTREAM
-from glassloop.ops.quant import BF16, F16, F32
+from glassloop.ops.quant import F32, FORMAT_BY_DTYPE
 from glassloop.ops.tensor import Tensor
 from glassloop.util.fields import Fields
 from glassloop.util.shown import printable, shown
@@ -42,7 +42,6 @@ _SCHEMES = {
     "mlx": _Scheme("MLX", read_mlx),
 }
 SCHEMES = ", ".join(sorted(_SCHEMES))
-_DTYPES = {"float16": F16, "bfloat16": BF16, "float32": F32}
 _MODELOPT = "hf_quant_config.json"
 
 
@@ -59,7 +58,7 @@ def read_weights(folder: Path, config: Mapping[str, Any]) -> Weights:
     shards = read_entries(folder)
     text_config = config.get("text_config")
     values = {**config, **text_config} if isinstance(text_config, dict) else config
-    dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), F32)
+    dtype = FORMAT_BY_DTYPE.get(str(values.get("dtype") or values.get("torch_dtype")), F32)
     source = Source(str(folder), shards, dtype)
     mappings = {name: shard.mapping for shard in shards for name in shard.entries}
     tensors = {

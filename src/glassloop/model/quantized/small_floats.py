@@ -18,7 +18,7 @@ from glassloop.ops.tensor import Computed, Tensor
 from glassloop.util.fields import Fields
 
 # The values of E2M1, doubled: whole numbers.
-_DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+_DOUBLED_E2M1 = np.array(FORMATS["MXFP4"].table, np.int8)
 
 
 def _e4m3_table() -> Float32:
@@ -104,7 +104,7 @@ def mxfp4_matrix(source: Source, name: str, packed: str, scales: str) -> Tensor:
     if into % 32:
         raise source.error(packed, f"has {into} inputs; a multiple of 32 is expected")
     exponents = source.whole(scales, ("U8", "F8_E8M0"), (out, into // 32))
-    if "MXFP4" in FORMATS and exponents.max() < 255:  # 255 is NaN, which GGUF's blocks do not have
+    if exponents.max() < 255:  # 255 is NaN, which GGUF's blocks do not have
         return Computed.later(
             name,
             (out, into),

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from glassloop.errors import ModelError
 from glassloop.model.safetensors import Contents, TensorEntry
-from glassloop.ops.quant import BF16, F16, F32, Float32, Format, dequantize
+from glassloop.ops.quant import FORMAT_BY_SAFETENSORS, Float32, Format, dequantize
 from glassloop.util.shown import printable
 
-FLOATS: Mapping[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
+FLOATS: Mapping[str, Format] = FORMAT_BY_SAFETENSORS
 _WHOLE: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "I8": np.dtype("i1"),

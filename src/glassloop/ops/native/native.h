@@ -45,7 +45,7 @@ typedef struct {
     uint8_t *data;      /* memory for the packed tiles */
     const gl_matrix *matrix;
     int64_t rows, row_bytes;
-    int32_t format;     /* GGUF's number; of GL_TABLE, rows are as packer.py arranges them, whatever the format */
+    int32_t format;     /* GGUF's number; pack.c names those that it unpacks, all others are in the kernels' order */
     int32_t next;       /* the next tile to pack; 0 at first */
 } gl_pack_job;
 
@@ -60,8 +60,8 @@ enum gl_op_kind {
     GL_EMBED,     /* out = rows of a matrix, times f0; i0: by which ids (enum gl_ids) */
     GL_NORM,      /* i0: groups in a row, i1: 1 for layer norm; f0: eps */
     GL_LINEAR,    /* out = a @ matrix.T + bias, + b if there is one; i0: a is quantized finely */
-    GL_DOWN,      /* out = a @ down.T for the adapter of each row, which has one */
-    GL_UP,        /* out = b + scale * (a @ up.T) for the adapter of each row, which has one; in the place of b; i0: width of a */
+    GL_DOWN,      /* out = a @ down.T, for rows that have an adapter */
+    GL_UP,        /* out = b + scale * (a @ up.T), in place over b, for rows that have an adapter; i0: width of a */
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a rotated by the angles b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */

@@ -46,6 +46,7 @@ class _AdaptedPlaceholder(_Placeholder):
 class NativeOps:
     name = "native"
     step_rows, rows_beside, most_running = 512, 128, 64
+    lacks: frozenset[str] = frozenset()
     # The arithmetic that docs/ops.md defines; the same bits on every instruction set. A change of any bit of
     # a result is a new version.
     description = "native arithmetic 2"

@@ -5,8 +5,9 @@
 
 #include "native.h"
 
-/* GGUF's numbers of the formats that are unpacked here. All others come with their codes in the kernels' order. */
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+/* GGUF's numbers of the formats that are unpacked here. All others come with their codes in the kernels' order: they
+ * are stored so (Q4_0, Q4_1, Q8_0), or Python has arranged them. */
+enum { Q5_0 = 6, Q5_1 = 7, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
 static int groups_of(const gl_matrix *m) { return m->half_groups ? 2 : 1; }
 
@@ -70,10 +71,11 @@ static void move_steps(const uint8_t *raw, uint8_t *to, int64_t eights, int lane
 /* Moves a row whose codes are in the kernels' order. */
 static void move_any_row(const gl_matrix *m, const uint8_t *raw, uint8_t *to, int lanes, int lane) {
     int64_t blocks = m->in / GL_BLOCK;
+    int words = m->packing == GL_Q8 ? 8 : m->packing == GL_Q2 ? 2 : 4;
     if (m->scale == GL_SCALE_STEPS)
-        move_steps(raw, to, blocks / GL_UNIT_BLOCKS, lanes, lane, 1 + m->has_minimum, steps_of(m),
-                   m->packing == GL_Q2 ? 2 : 4);
-    else if (m->packing == GL_Q8) move_row(raw, to, blocks, lanes, lane, 1, 8);
+        move_steps(raw, to, blocks / GL_UNIT_BLOCKS, lanes, lane, 1 + m->has_minimum, steps_of(m), words);
+    else if (m->packing == GL_Q8 && !m->has_minimum && !m->half_groups) move_row(raw, to, blocks, lanes, lane, 1, 8);
+    else if (m->packing == GL_Q8) move_row(raw, to, blocks, lanes, lane, groups_of(m) + m->has_minimum, 8);
     else if (m->has_minimum || m->half_groups) move_row(raw, to, blocks, lanes, lane, 2, 4);
     else move_row(raw, to, blocks, lanes, lane, 1, 4);
 }
@@ -136,15 +138,14 @@ static void pack_tiles(void *argument, int thread) {
             const uint8_t *row = p->raw + (tile * lanes + lane) * p->row_bytes;
             if (m->packing < GL_Q4)
                 for (int64_t k = 0; k < m->in; k++) memcpy(to + (k * lanes + lane) * bytes, row + k * bytes, bytes);
-            else if (m->packing >= GL_TABLE || p->format == Q8_0 || p->format == Q4_0 || p->format == Q4_1)
-                move_any_row(m, row, to, lanes, lane);
             else if (p->format == Q5_0 || p->format == Q5_1)
                 for (int64_t b = 0, blocks = m->in / 32; b < blocks; b++)
                     pack_small(p->format, row + b * (p->row_bytes / blocks), to + b * stride, m, lanes, lane);
-            else
+            else if (p->format == Q4_K || p->format == Q5_K || p->format == Q6_K)
                 for (int64_t b = 0, blocks = m->in / 256; b < blocks; b++)
                     pack_large(p->format, row + b * (p->row_bytes / blocks), to + b * (m->tile_bytes / blocks), stride, m,
                                lanes, lane);
+            else move_any_row(m, row, to, lanes, lane);
         }
     }
 }

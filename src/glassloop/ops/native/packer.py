@@ -1,7 +1,8 @@
 """Packing weights: from the format of a file to the tiles that the kernels read (pack.c).
 
-C takes the oldest formats apart itself. Blocks of all others are taken apart by their readers (`blocks.py`)
-and arranged in the order of the kernels, some rows at a time; C then moves them to their lanes.
+The row of a format in `FORMATS` says whether C reads its blocks as they are stored. All others are taken
+apart by their readers (`blocks.py`) and arranged in the order of the kernels, some rows at a time; C then
+moves them to their lanes.
 """
 
 from __future__ import annotations
@@ -67,31 +68,42 @@ def layout_of(shape: tuple[int, ...], format: Format) -> Any:
 
 
 def arrange(format: Format, stored: Bytes) -> Bytes:
-    """Returns blocks of a format with a table in the order of the kernels: [blocks, bytes]. Each 32 values
-    have their scales, then the codes, of which byte i has that of value i and of value i + 16 (those of two
-    bits: i, i + 8, i + 16, i + 24); 256 values whose scales are steps begin with the units."""
+    """Returns blocks of a format in the order of the kernels: [blocks, bytes].
+
+    Each 32 values have their scales and minimums, then their codes. Byte i of 4-bit codes holds those of
+    values i and i + 16; of 2-bit codes, those of values i, i + 8, i + 16 and i + 24. Where scales are steps,
+    each 256 values begin with the units."""
     assert format.take_apart is not None
     codes, scale, minimum, unit, minimum_unit = format.take_apart(stored)
     count, each, in_byte = len(stored), format.block_values // BLOCK, 8 // format.bits
+    if format.bits == 4 and not format.table and not format.minimum:
+        codes = codes + np.int8(8)  # the kernels read such codes as 0 to 15
     apart = codes.view(np.uint8).reshape(count, each, in_byte, BLOCK // in_byte)
     packed = apart[:, :, 0].copy()
     for place in range(1, in_byte):
         packed |= apart[:, :, place] << (place * format.bits)
     units = [part.astype("<f2").view(np.uint8) for part in (unit, minimum_unit) if part is not None]
-    if format.scale == "steps":
-        steps = scale.view(np.uint8)
-        if minimum is not None:
-            steps = steps | minimum.view(np.uint8) << np.uint8(4)
-        elif format.bits == 2:
-            steps = steps[:, :0]  # all are 1
-    elif format.scale == "bf16":
-        steps = (scale.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-    else:
-        steps = scale.astype("<f2").view(np.uint8)
-        if format.block_values > BLOCK and format.group == BLOCK:
-            steps = np.repeat(steps.reshape(count, 1, 2), each, axis=1)
-    blocks = np.concatenate([steps.reshape(count, each, -1 if steps.size else 0), packed], axis=2)
+    factors = [
+        _stored_factors(format, numbers, each).reshape(count, each, -1)
+        for numbers in (scale, minimum)
+        if numbers is not None
+    ]
+    if format.bits == 2:  # scale and minimum share a byte; without a minimum all scales are 1
+        factors = [factors[0] | factors[1] << np.uint8(4)] if format.minimum else []
+    blocks = np.concatenate([*factors, packed], axis=2)
     return np.concatenate([*units, blocks.reshape(count, -1)], axis=1)
+
+
+def _stored_factors(format: Format, numbers: NDArray[Any], each: int) -> Bytes:
+    """Returns scales or minimums [blocks, groups] as bytes, those of a block of 32 together. Where a group is
+    longer than 32, each 32 values get its number."""
+    if format.scale == "steps":
+        return numbers.view(np.uint8)
+    if numbers.shape[1] < each:
+        numbers = np.repeat(numbers, each // numbers.shape[1], axis=1)
+    if format.scale == "bf16":
+        return (numbers.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    return numbers.astype("<f2").view(np.uint8)
 
 
 class Packer:
@@ -110,7 +122,7 @@ class Packer:
         _check_tensor(tensor)
         data = self._arena.take(lib.library().gl_pack_size(ctypes.byref(layout)))
         layout.data = data.ctypes.data
-        if tensor.format.table:
+        if tensor.format.take_apart is not None and not tensor.format.packed_in_c:
             _pack_arranged(tensor, layout)
             tensor.release()
             return data
@@ -143,8 +155,8 @@ def _job(layout: Any, format: Format, first_tile: int, rows: Bytes) -> Structure
 
 
 def _pack_arranged(tensor: Tensor, layout: Any) -> None:
-    """Packs a matrix of a format with a table, some tiles at a time on each thread: NumPy releases Python's
-    lock in all that takes long."""
+    """Packs a matrix of a format that C does not read, some tiles at a time on each thread: NumPy releases
+    Python's lock in all that takes long."""
     # Takes a while to import, and most models do not need it.
     from concurrent.futures import ThreadPoolExecutor
 

@@ -7,7 +7,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-/* Two that not every compiler's __builtin_cpu_supports knows. Both need what AVX2 needs of the system. */
+/* Features that some compilers' __builtin_cpu_supports lacks. What the system must support for them, the check for
+ * AVX2 covers. */
 static int has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;

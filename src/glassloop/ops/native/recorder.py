@@ -1,9 +1,9 @@
 """Records the calls of one forward pass as a program for the C library.
 
 A `NativeValue` stands for an array that does not exist yet: [rows, width], for whatever number of rows a
-batch will have. When the pass has been recorded, values are assigned to as few buffers as their lifetimes
-allow. An op gets a barrier before it exactly if it reads or writes a buffer that an op since the last barrier
-has written, or writes one that such an op has read. The program then runs for any batch.
+batch will have. When the pass has been recorded, values are assigned to buffers (`ops/graph.py`). An op gets
+a barrier before it exactly if it reads or writes a buffer that an op since the last barrier has written, or
+writes one that such an op has read. The program then runs for any batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ctypes import Structure, pointer
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from glassloop.ops.graph import Use, plan_buffers
 from glassloop.ops.native.library import BLOCK, OP_KINDS, Matrix, Op
 
 # Ops that can quantize their own output while it is in the processor's cache.
@@ -74,8 +75,8 @@ class NativeRecorder:
         """Records an op and returns its output."""
         out = NativeValue(self._values, width, a.wanted if wanted is None and a is not None else bool(wanted))
         self._values += 1
-        self._makers[out.id] = made = NativeCall(kind, out, a, b, settings=settings)
-        self.calls.append(made)
+        self._makers[out.id] = NativeCall(kind, out, a, b, settings=settings)
+        self.calls.append(self._makers[out.id])
         return out
 
     def effect(self, kind: str, a: NativeValue, b: NativeValue | None = None, **settings: Any) -> None:
@@ -109,7 +110,7 @@ class NativeRecorder:
             )
             read_as_floats = (call.b,) if quantized else (call.a, call.b)
             as_floats |= {value.id for value in read_as_floats if value is not None}
-        homes, rooms = self._lay_out(handed_out)
+        homes, rooms = self._plan(handed_out)
         ops, written, read = [], set[int](), set[int]()
         for call in self.calls:
             reads = {homes[value.id] for value in (call.a, call.b) if value is not None}
@@ -157,38 +158,19 @@ class NativeRecorder:
                 kept.append(call)
         self.calls = kept
 
-    def _lay_out(self, handed_out: set[int]) -> tuple[dict[int, int], list[Room]]:
-        """Assigns a buffer to each value. A buffer is used again after the last read of its value."""
-        last_use = dict.fromkeys(handed_out | {value.id for value in self.inputs}, len(self.calls))
-        for index, call in enumerate(self.calls):
-            for value in (call.a, call.b):
-                if value is not None:
-                    last_use[value.id] = max(last_use.get(value.id, 0), index)
-        homes = {value.id: number for number, value in enumerate(self.inputs)}
-        rooms = [Room(value.width, value.wanted, 0) for value in self.inputs]
-        free: list[int] = []
-        for index, call in enumerate(self.calls):
-            if call.out is not None:
-                value = call.out
-                room = Room(value.width, value.wanted, self._quantized.get(value.id, 0))
-                # A result has a buffer to itself, since it is returned.
-                own = value.id in handed_out
-                fits = [] if own else [home for home in free if rooms[home] == room]
-                if (
-                    call.kind == "up"
-                ):  # it is written over its input: rows without an adapter stay as they are
-                    assert call.b is not None and last_use[call.b.id] == index and not own
-                    fits, last_use[call.b.id] = [homes[call.b.id]], -1
-                    assert rooms[fits[0]] == room
-                elif fits:
-                    free.remove(fits[0])
-                else:
-                    rooms.append(room)
-                homes[value.id] = fits[0] if fits else len(rooms) - 1
-            for used in {value.id for value in (call.a, call.b) if value is not None}:
-                if last_use[used] == index:
-                    free.append(homes[used])
-        return homes, rooms
+    def _plan(self, results: set[int]) -> tuple[dict[int, int], list[Room]]:
+        """Assigns a buffer to each value."""
+        uses = []
+        for call in self.calls:
+            out, room = call.out, Room(0, False, 0)
+            if out is not None:
+                room = Room(out.width, out.wanted, self._quantized.get(out.id, 0))
+            # The second matrix of adapters adds to its input: rows without an adapter stay as they are.
+            over = call.b.id if call.kind == "up" and call.b is not None else None
+            reads = [value.id for value in (call.a, call.b) if value is not None]
+            uses.append(Use(reads, None if out is None else out.id, room, over))
+        inputs = [(value.id, Room(value.width, value.wanted, 0)) for value in self.inputs]
+        return plan_buffers(uses, results, inputs)
 
 
 def _op(call: NativeCall, homes: dict[int, int], wait: bool) -> Structure:

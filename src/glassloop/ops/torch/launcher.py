@@ -11,7 +11,7 @@ import torch
 
 from glassloop.ops.batch import PAGE
 from glassloop.ops.exact import sin_cos
-from glassloop.ops.torch.device import DEVICE
+from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.kernels import adapter, attention, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
 from glassloop.ops.torch.kernels.packed import embed_packed_kernel
@@ -19,7 +19,8 @@ from glassloop.ops.torch.matrix import MatrixProduct
 from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.products import Products
 from glassloop.ops.torch.recorder import RANK_STEP, Angles, Product, RecordedNorm
-from glassloop.ops.torch.step import ADAPTER_ROWS, DIVIDED, UNIT, DeviceStep, Heads, partial_room
+from glassloop.ops.torch.row_tiles import ADAPTER_ROWS, DIVIDED, UNIT, Heads, partial_room
+from glassloop.ops.torch.step import DeviceStep
 from glassloop.ops.torch.tiles import cdiv, next_power_of_2
 
 BLOCK = 64  # keys that attention adds at a time; like UNIT it decides the bits
@@ -34,12 +35,13 @@ class Launcher:
     """Launches the kernels of calls on the device, and has the memory that several calls use: tables of
     angles, the sums of attention over single units."""
 
-    def __init__(self) -> None:
-        self._products = Products()
+    def __init__(self, device: Device) -> None:
+        self._device = device.torch
+        self._products = Products(device)
         self._early = False  # whether kernels are launched before the previous one has ended
-        self._partial = torch.empty(0, device=DEVICE)  # sums of attention over one unit each
+        self._partial = torch.empty(0, device=self._device)  # sums of attention over one unit each
         # How many programs of a tile and head have computed their units.
-        self._arrived = torch.zeros(DIVIDED, dtype=torch.int32, device=DEVICE)
+        self._arrived = torch.zeros(DIVIDED, dtype=torch.int32, device=self._device)
         self._angles: dict[Angles, tuple[torch.Tensor, torch.Tensor]] = {}
         self._positions = 0  # that the angles are computed for
 
@@ -52,17 +54,18 @@ class Launcher:
         return True
 
     def begin(self, step: DeviceStep, heads: Heads) -> bool:
-        """Prepares for the calls of a step. Returns whether memory moves that earlier calls have used."""
+        """Prepares for the calls of a step. Returns True if a buffer was reallocated, which
+        invalidates captured graphs."""
         self._early = self._products.processors > 0 and step.rows <= _EARLY
         needed = max([partial_room(tiles, heads) for tiles in step.tiles])
         if needed <= self._partial.numel():
             return False
-        self._partial = torch.empty(needed, device=DEVICE)
+        self._partial = torch.empty(needed, device=self._device)
         return True
 
     def end(self) -> bool:
-        """Forgets what only the calls of one step use. Returns whether memory has moved that earlier calls
-        have used."""
+        """Forgets what only the calls of one step use. Returns True if a buffer was reallocated, which
+        invalidates captured graphs."""
         return self._products.end()
 
     def method(self, kind: str) -> Callable[..., None]:
@@ -70,8 +73,8 @@ class Launcher:
         buffers of the output and the inputs, and the settings of the call."""
         if kind in pointwise.ELEMENTWISE:
             return partial(self._elementwise, kind=pointwise.ELEMENTWISE.index(kind))
-        found: Callable[..., None] = getattr(self, f"_{kind}")
-        return found
+        method: Callable[..., None] = getattr(self, f"_{kind}")
+        return method
 
     def fill_tokens(self, tokens: torch.Tensor, predicted: torch.Tensor, rows: int) -> None:
         """Replaces the tokens -1 - n of a batch by the prediction for line n of the previous choice."""
@@ -262,7 +265,7 @@ class Launcher:
             # NumPy's own sine and cosine differ between processors; the record names the GPU alone.
             turned = reversed(sin_cos(turns.astype(np.float64)))
             cosines, sines = (
-                torch.from_numpy(each.astype(np.float32) * np.float32(angles.factor)).to(DEVICE)
+                torch.from_numpy(each.astype(np.float32) * np.float32(angles.factor)).to(self._device)
                 for each in turned
             )
             self._angles[angles] = cosines, sines

@@ -10,7 +10,7 @@ import torch
 
 from glassloop.ops.quant import BF16, F16
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.torch.device import DEVICE, HALF
+from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.packed import UNIT, Form, PackedMatrix, pack
 
 Stored: TypeAlias = torch.Tensor | PackedMatrix
@@ -34,17 +34,19 @@ class TorchMatrix:
     """A weight matrix [out, in]. It is copied to the device when it is first used; matrices that one product
     reads are then joined."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, device: Device) -> None:
         self.out, self.into = tensor.shape
+        self.device = device
         self._tensor: Tensor | None = tensor
         self._stored: Stored | None = None
         self.stays_packed = False  # whether a quantized matrix stays so
 
     @classmethod
-    def of(cls, values: torch.Tensor | PackedMatrix) -> TorchMatrix:
+    def of(cls, values: torch.Tensor | PackedMatrix, device: Device) -> TorchMatrix:
         """Returns a matrix whose values are on the device already."""
         matrix = cls.__new__(cls)
         matrix.out, matrix.into = values.shape
+        matrix.device = device
         matrix._tensor, matrix._stored = None, values
         matrix.stays_packed = isinstance(values, PackedMatrix)
         return matrix
@@ -64,16 +66,16 @@ class TorchMatrix:
         form = _joined_form(matrices) if packed else None
         if form is not None:
             return sum(form.bytes(matrix.out, matrix.into) for matrix in missing)
-        return sum(matrix.out * matrix.into * HALF.itemsize for matrix in missing)
+        return sum(matrix.out * matrix.into * matrix.device.half.itemsize for matrix in missing)
 
     @property
     def stored(self) -> Stored:
         """The matrix on the device, to which the first use copies it."""
         if self._tensor is not None:
             if self.stays_packed and self.form is not None:
-                self._stored = pack(self._tensor)
+                self._stored = pack(self._tensor, self.device)
             else:
-                self._stored = _values(self._tensor).to(DEVICE).to(HALF)
+                self._stored = _values(self._tensor).to(self.device.torch).to(self.device.half)
             self._tensor.release()
             self._tensor = None
         assert self._stored is not None
@@ -81,8 +83,8 @@ class TorchMatrix:
 
     @staticmethod
     def joined(matrices: Sequence[TorchMatrix], in_turn: bool = False) -> Stored:
-        """Returns matrices as one, of which each then is a part: one below the other or, if `in_turn`, a row
-        of each in turn."""
+        """Concatenates matrices along the output axis (rows interleaved if `in_turn`) and turns each into a
+        view of the result."""
         if len(matrices) == 1:
             return matrices[0].stored
         form = _joined_form(matrices)
@@ -93,7 +95,10 @@ class TorchMatrix:
         if form is not None and len(packed) == len(parts):
             return _joined_units(matrices, [part.like(form) for part in packed], in_turn)
         whole = (_in_turn if in_turn else _stacked)(
-            [part.expanded() if isinstance(part, PackedMatrix) else part for part in parts]
+            [
+                part.expanded(matrices[0].device.half) if isinstance(part, PackedMatrix) else part
+                for part in parts
+            ]
         )
         starts = np.cumsum([0, *[matrix.out for matrix in matrices]]).tolist()
         for number, matrix in enumerate(matrices):
@@ -106,15 +111,15 @@ def _joined_form(matrices: Sequence[TorchMatrix]) -> Form | None:
     """Returns the form in which matrices can be packed as one; None if they cannot: one is not quantized, or
     another one would not begin with a unit."""
     forms = [matrix.form for matrix in matrices]
-    found = [form for form in forms if form is not None]
+    packable = [form for form in forms if form is not None]
     whole_units = len(matrices) == 1 or not any(matrix.out % UNIT for matrix in matrices)
-    return Form.common(found) if whole_units and len(found) == len(forms) else None
+    return Form.common(packable) if whole_units and len(packable) == len(forms) else None
 
 
 def _joined_units(
     matrices: Sequence[TorchMatrix], parts: Sequence[PackedMatrix], in_turn: bool
 ) -> PackedMatrix:
-    """Returns packed matrices of the same form as one, of which each then is a part."""
+    """Concatenates packed matrices of the same form and turns each into a view of the result."""
     data = _stacked([part.data for part in parts])
     units = np.cumsum([0, *[matrix.out // UNIT for matrix in matrices]]).tolist()
     for number, (matrix, part) in enumerate(zip(matrices, parts, strict=True)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -19,8 +20,9 @@ from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, describe, free_memory, memory_errors
-from glassloop.ops.torch.kept import use_kept_table
+from glassloop.ops.torch.chooser import DeviceRowOps
+from glassloop.ops.torch.device import Device, default_device
+from glassloop.ops.torch.device_rows import DeviceRows
 from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
 from glassloop.ops.torch.matrix import TorchMatrix
 from glassloop.ops.torch.pages import TorchPages, page_bytes
@@ -34,7 +36,6 @@ from glassloop.ops.torch.recorder import (
     TorchRecorder,
     TorchValue,
 )
-from glassloop.ops.torch.rows import DeviceRowOps, DeviceRows
 from glassloop.ops.torch.selftest import exact
 
 
@@ -56,12 +57,13 @@ class TorchOps:
     step_rows = 2048
     rows_beside = 2048  # fewer save little: a step of 1,164 rows takes 0.7 of the time
     most_running = SIZES[-1]
+    lacks: frozenset[str] = frozenset()
 
-    def __init__(self) -> None:
-        use_kept_table()
-        self._description = f"torch/{describe()}" + ("" if exact() else "/inexact")
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device or default_device()
+        self._description = f"torch/{self.device.description}" + ("" if exact(self.device) else "/inexact")
         self._keeps_packed = False  # whether a program has weights that stay packed
-        self.rows = _row_ops()
+        self.rows = _row_ops(self.device)
         self._recorder = TorchRecorder()
         self._one_recording = Lock()
 
@@ -77,39 +79,40 @@ class TorchOps:
         return results.seconds() if isinstance(results, DeviceRows) else None
 
     def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
-        with self._one_recording, memory_errors("the weights"):
+        with self._one_recording, self.device.current(), self.device.memory_errors("the weights"):
             self._recorder = recorder = TorchRecorder()
             batch = _AdaptedPlaceholder() if adapted else _Placeholder()
-            made = compute(batch, ())  # type: ignore[arg-type]
-            several = isinstance(made, list)
-            program = CudaProgram(recorder, [recorder.value(each) for each in (made if several else [made])])
+            result = compute(batch, ())  # type: ignore[arg-type]
+            several = isinstance(result, list)
+            results = [recorder.value(each) for each in (result if several else [result])]
+            program = CudaProgram(recorder, results, self.device)
             self._keeps_packed |= program.is_packed
         return program if several else program.only
 
     def page_bytes(self, spec: CacheSpec) -> int:
-        return page_bytes(spec)
+        return page_bytes(spec, self.device)
 
     def cache_memory(self) -> int:
         """Returns two thirds of the free memory; the rest is for buffers of programs and a draft model."""
-        return free_memory() * 2 // 3
+        return self.device.free_memory() * 2 // 3
 
     def free_memory(self) -> FreeMemory:
-        return FreeMemory(free_memory(), "" if INTERPRETED else "on the GPU")
+        return FreeMemory(self.device.free_memory(), "" if self.device.interpreted else "on the GPU")
 
     def matrix_bytes(self, shape: tuple[int, ...], format: Format) -> int:
         """Returns what a matrix takes in half precision, or packed, in which form it stays if need be."""
         count = math.prod(shape)
-        return min(count * int(HALF.itemsize), format.size_of(count))
+        return min(count * int(self.device.half.itemsize), format.size_of(count))
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
-        with memory_errors("keys and values"):
-            return make_pools(specs, memory, page_bytes, TorchPages)
+        with self.device.memory_errors("keys and values"):
+            return make_pools(specs, memory, self.page_bytes, partial(TorchPages, device=self.device))
 
     def matrix(self, tensor: Tensor) -> TorchMatrix:
-        return TorchMatrix(tensor)
+        return TorchMatrix(tensor, self.device)
 
     def vector(self, tensor: Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.array(tensor.float32())).to(DEVICE)
+        return torch.from_numpy(np.array(tensor.float32())).to(self.device.torch)
 
     def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
         """Returns the matrices as they are: a program places those of all adapters side by side."""
@@ -163,15 +166,15 @@ class TorchOps:
     ) -> TorchValue:
         group, layer = place
         width = q.matrix.out
-        made = self._recorder.product([q, k, v])
+        products = self._recorder.product([q, k, v])
         queries = self._recorder.call(
-            "keep", width, made, half=True, query=q, key=k, group=group, layer=layer
+            "keep", width, products, half=True, query=q, key=k, group=group, layer=layer
         )
         return self._recorder.call(
             "attend",
             width,
             queries,
-            made,
+            products,
             half=True,
             query=q,
             key=k,
@@ -217,12 +220,12 @@ class TorchOps:
         return self._recorder.call(kind, value.width, value, *others, half=half, **settings)
 
 
-def _row_ops() -> RowOps:
+def _row_ops(device: Device) -> RowOps:
     """Returns functions over rows of logits: on the host, in NumPy, if the native op set was not built."""
     from glassloop.ops.native import library
 
     if library.available():
-        return DeviceRowOps()
+        return DeviceRowOps(device)
     from glassloop.ops import rows as reference_rows
 
     return reference_rows

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from glassloop.ops.quant import Bytes, Float32, Format, factors
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.torch.device import DEVICE, HALF
+from glassloop.ops.torch.device import Device
 
 CHUNK = 128  # columns that lie together; a matrix has a multiple of so many
 UNIT = 8  # rows that lie together
@@ -107,13 +107,13 @@ class PackedMatrix(NamedTuple):
         found = [each[:out] for each in found]
         return found[0], found[1], found[2] if has_middle else None
 
-    def expanded(self) -> torch.Tensor:
-        """Returns the values in half precision."""
+    def expanded(self, half: torch.dtype) -> torch.Tensor:
+        """Returns the values in half precision, which is float32 under Triton's interpreter."""
         codes, scale, middle = self.parts()
         values = codes.double().unflatten(1, (-1, self.form.group)) * scale.double()[..., None]
         if middle is not None:
             values += middle.double()[..., None]
-        return values.flatten(1).to(HALF)
+        return values.flatten(1).to(half)
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments by which Triton's kernels read the matrix."""
@@ -148,7 +148,7 @@ _CODE_AXES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-def pack(tensor: Tensor) -> PackedMatrix:
+def pack(tensor: Tensor, device: Device) -> PackedMatrix:
     """Returns a quantized tensor as codes, scales and middles, on the device."""
     (out, into), form = tensor.shape, Form.of(tensor)
     assert form is not None
@@ -159,7 +159,7 @@ def pack(tensor: Tensor) -> PackedMatrix:
         made = [
             None
             if each is None
-            else torch.from_numpy(np.ascontiguousarray(each)).to(DEVICE).view(len(rows), -1)
+            else torch.from_numpy(np.ascontiguousarray(each)).to(device.torch).view(len(rows), -1)
             for each in take_apart(tensor.format, rows.reshape(-1, tensor.format.block_bytes))
         ]
         assert made[0] is not None and made[1] is not None
@@ -178,5 +178,4 @@ def take_apart(
     codes, (scale, minimum) = parts.codes, factors(stored, parts)
     if minimum is None:
         return codes.astype(np.int8), scale, None
-    half = 8 if stored.bits == 4 else 16
-    return codes.astype(np.int8) - np.int8(half), scale, minimum + scale * np.float32(half)
+    return codes.astype(np.int8) - np.int8(stored.middle), scale, minimum + scale * np.float32(stored.middle)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from glassloop.ops.torch import nvrtc
-from glassloop.ops.torch.device import INTERPRETED, processors, shared_memory
+from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.matrix import MatrixProduct
 from glassloop.ops.torch.packed import CHUNK, UNIT, Form, PackedMatrix
 from glassloop.ops.torch.tiles import cdiv
@@ -52,29 +52,29 @@ MANY = (Division(2, 1, 2, 1, True), Division(2, 2, 3, 1, False))
 SMALL = (Division(1, 2, 2, 1, False), Division(1, 1, 1, 1, False))
 
 
-def can_launch(product: MatrixProduct) -> bool:
+def can_launch(product: MatrixProduct, device: Device) -> bool:
     """Returns whether the kernel computes a product."""
     rows, _, x, added, weight, _, gated, activation = product
     if not isinstance(weight, PackedMatrix) or rows > MOST_ROWS or x.stride(0) % 4:
         return False
-    if INTERPRETED or not nvrtc.is_available():
+    if device.interpreted or not nvrtc.is_available():
         return False
     has_inputs = weight.data.is_contiguous() and (added is None or added.dtype is torch.float32)
     has_activation = not (gated and activation == _GELU)
-    found = division_for(rows, weight.shape[1], weight.form, shared_memory())
+    found = division_for(rows, weight.shape[1], weight.form, device.shared_memory)
     return has_inputs and has_activation and found is not None
 
 
-def launch(product: MatrixProduct, early: bool) -> None:
+def launch(product: MatrixProduct, device: Device, early: bool) -> None:
     """Computes a product by the kernel on the current stream. `early` is whether the kernel starts before the
     previous one has ended."""
     rows, out, x, added, weight, bias, _, _ = product
     assert isinstance(weight, PackedMatrix)
     height, columns = weight.shape[0] // weight.matrices, weight.shape[1]
-    found = division_for(rows, columns, weight.form, shared_memory())
+    found = division_for(rows, columns, weight.form, device.shared_memory)
     assert found is not None
     tiles = cdiv(cdiv(height, UNIT) * weight.matrices, 2 * found.division.tiles)
-    grid = min(tiles, processors() * found.division.blocks), cdiv(rows, 8 * found.eights)
+    grid = min(tiles, device.processors * found.division.blocks), cdiv(rows, 8 * found.eights)
     # An argument that the kernel does not read is any array.
     bias, residual = (out if each is None else each for each in (bias, added))
     arrays = (x, weight.data, bias, residual, out)

@@ -9,12 +9,12 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.ops.torch import packed_linear
-from glassloop.ops.torch.device import DEVICE, HALF, shared_memory, tma_processors
+from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.kernels import linear
 from glassloop.ops.torch.kernels.packed import expand_kernel
 from glassloop.ops.torch.matrix import MatrixProduct
 from glassloop.ops.torch.packed import PackedMatrix
-from glassloop.ops.torch.tiles import WIDE, cdiv, sliced_tile_for, tile_for, wide_tile_for
+from glassloop.ops.torch.tiles import WIDE, cdiv
 
 _AHEAD = 256  # columns of a step up to which a product reads its first weights while the previous kernel runs
 _EXPANDED_ROWS, _EXPANDED_COLUMNS = 8, 512  # of a packed matrix that one program writes in half precision
@@ -23,10 +23,13 @@ _EXPANDED_ROWS, _EXPANDED_COLUMNS = 8, 512  # of a packed matrix that one progra
 class Products:
     """Launches products, and has the memory that several of them use: an expanded matrix, descriptors."""
 
-    def __init__(self) -> None:
-        self.processors = tma_processors()
-        self.shared_memory = shared_memory()
-        self._expanded = torch.empty(0, dtype=HALF, device=DEVICE)  # a packed matrix in half precision
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.processors = device.tma_processors
+        self.shared_memory = device.shared_memory
+        self._expanded = torch.empty(
+            0, dtype=device.half, device=device.torch
+        )  # a packed matrix in half precision
         self._moved = False  # whether that is a larger one than before the step
         # Descriptors by the array, its shape and the tile. They keep the memory of the array, so only those
         # of weights outlive a step.
@@ -34,8 +37,8 @@ class Products:
         self._inputs: dict[tuple[int, ...], TensorDescriptor] = {}
 
     def end(self) -> bool:
-        """Forgets what only the products of one step use. Returns whether memory has moved that earlier
-        products have used."""
+        """Forgets what only the products of one step use. Returns True if a buffer was reallocated, which
+        invalidates captured graphs."""
         self._inputs.clear()
         moved, self._moved = self._moved, False
         return moved
@@ -43,8 +46,8 @@ class Products:
     def launch(self, product: MatrixProduct, launch: Callable[..., None], early: bool) -> None:
         """Computes a product of any number of rows. `launch` launches one of Triton's kernels; `early` is
         whether kernels are launched before the previous one has ended."""
-        if packed_linear.can_launch(product):
-            packed_linear.launch(product, early)
+        if packed_linear.can_launch(product, self._device):
+            packed_linear.launch(product, self._device, early)
             return
         rows, out, x, added, weight, bias, gated, activation = product
         width, columns, slices = out.shape[1], weight.shape[1], 1
@@ -53,11 +56,11 @@ class Products:
         weight_rows = 2 * width if gated else width
         wide = self.processors > 0 and rows >= WIDE and columns % 8 == 0 and slices == 1
         if wide:
-            tile = wide_tile_for(rows, weight_rows, gated, self.shared_memory)
+            tile = self._device.tiles.wide(rows, weight_rows, gated, self.shared_memory)
         elif slices > 1:
-            tile = sliced_tile_for(rows, weight_rows, self.shared_memory)
+            tile = self._device.tiles.sliced(rows, weight_rows, self.shared_memory)
         else:
-            tile = tile_for(rows, weight_rows, self.shared_memory)
+            tile = self._device.tiles.plain(rows, weight_rows, self.shared_memory)
         tiles = cdiv(rows, tile.rows) * cdiv(weight_rows, tile.width)
         settings = {
             "ROWS": tile.rows,
@@ -93,7 +96,7 @@ class Products:
         """Returns a packed matrix in half precision, until the next call."""
         rows, columns = weight.shape
         if self._expanded.numel() < rows * columns:
-            self._expanded = torch.empty(rows * columns, dtype=HALF, device=DEVICE)
+            self._expanded = torch.empty(rows * columns, dtype=self._device.half, device=self._device.torch)
             self._moved = True
         out = self._expanded[: rows * columns].view(rows, columns)
         launch(

@@ -15,13 +15,14 @@ import torch
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.quant import Float32
-from glassloop.ops.torch.device import DEVICE, HALF, INTERPRETED, memory_errors
+from glassloop.ops.torch.device import Device
+from glassloop.ops.torch.device_rows import DeviceRows, Timer
 from glassloop.ops.torch.launcher import Launcher, head_block
 from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.pages import TorchPages
 from glassloop.ops.torch.recorder import TorchRecorder, TorchValue
-from glassloop.ops.torch.rows import DeviceRows, Timer
-from glassloop.ops.torch.step import DeviceStep, Heads, Numbers, check_batch
+from glassloop.ops.torch.row_tiles import Heads
+from glassloop.ops.torch.step import DeviceStep, Numbers, check_batch
 from glassloop.ops.torch.weights import prepare_weights
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured graphs
@@ -30,13 +31,14 @@ SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)  # rows of the captured 
 class CudaProgram:
     """A recorded forward pass with the memory that it runs in. It runs one batch at a time."""
 
-    def __init__(self, recorder: TorchRecorder, results: list[TorchValue]) -> None:
+    def __init__(self, recorder: TorchRecorder, results: list[TorchValue], device: Device) -> None:
+        self._device = device
         calls = recorder.calls
-        homes, self._needs = recorder.lay_out(results)
+        homes, self._needs = recorder.plan(results)
         self._results = [homes[result.id] for result in results]
-        self._settings = prepare_weights(calls)
+        self._settings = prepare_weights(calls, device)
         self.is_packed = any(isinstance(each.get("weight"), PackedMatrix) for each in self._settings)
-        self._launcher = Launcher()
+        self._launcher = Launcher(device)
         # Of each call: the method that launches it, whether it computes the wanted rows only, its buffers.
         self._launches = [
             (
@@ -56,7 +58,7 @@ class CudaProgram:
         self._tables = {
             call.settings["ids"]: call.settings["table"].out for call in calls if call.kind == "embed"
         }
-        self._numbers = Numbers()
+        self._numbers = Numbers(device)
         self._buffers: list[torch.Tensor] = []
         self._capacity = {True: 0, False: 0}  # rows, by `wanted`
         # By the number of rows and the units of their attention. A graph has the addresses of all that it
@@ -64,7 +66,7 @@ class CudaProgram:
         self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
         self._captured_with: tuple[int, Sequence[TorchPages]] = (0, ())
         self._runs = 0
-        self._timers = (None, None) if INTERPRETED else (Timer(), Timer())  # of every second run
+        self._timers = (Timer(), Timer()) if device.has_streams else (None, None)  # of every second run
         # The result of the last run, if it is used.
         self._last: Callable[[], DeviceRows | None] = lambda: None
         self._one_run = Lock()
@@ -78,7 +80,8 @@ class CudaProgram:
 
     def _results_of(self, batch: Batch, pages: Sequence[TorchPages]) -> list[DeviceRows]:
         """Starts the program and returns its results, which may not be computed yet."""
-        with self._one_run, torch.inference_mode(), memory_errors(f"a step of {len(batch.tokens)} rows"):
+        device, step = self._device, f"a step of {len(batch.tokens)} rows"
+        with self._one_run, device.current(), torch.inference_mode(), device.memory_errors(step):
             if (last := self._last()) is not None:
                 last.keep()
             self._runs += 1
@@ -89,19 +92,19 @@ class CudaProgram:
             self._run(batch, pages)
             if timer is not None:
                 timer.stop()
-            made = [
-                DeviceRows(self._buffers[home][:wanted], lambda: self._runs - run, timer)
+            results = [
+                DeviceRows(self._buffers[home][:wanted], device, lambda: self._runs - run, timer)
                 for home in self._results
             ]
-            self._last = ref(made[0]) if len(made) == 1 else lambda: None
-            return made
+            self._last = ref(results[0]) if len(results) == 1 else lambda: None
+            return results
 
     def _run(self, batch: Batch, pages: Sequence[TorchPages]) -> None:
         """Uploads a batch and launches its kernels, by a graph if every branch has one row."""
         check_batch(batch, len(pages), self._tables)
         rows, wanted = len(batch.tokens), len(batch.wanted)
         one_each = len(batch.spans) == rows == wanted and rows <= SIZES[-1]
-        captured = one_each and not INTERPRETED and not batch.reach
+        captured = one_each and self._device.has_streams and not batch.reach
         size = next(each for each in SIZES if each >= rows) if captured else rows
         units = self._numbers.upload(batch, pages, size, self._head_counts)
         if batch.after is not None:
@@ -135,7 +138,7 @@ class CudaProgram:
             self._graphs.clear()
         # At first for the largest graph; but a lens has many results, each with a buffer as wide as the
         # vocabulary, and mostly of one row.
-        least = 1 if INTERPRETED or len(self._results) > 1 else SIZES[-1]
+        least = 1 if not self._device.has_streams or len(self._results) > 1 else SIZES[-1]
         capacity = dict(self._capacity)
         for number, is_wanted in ((rows, False), (wanted, True)):
             if number > capacity[is_wanted]:
@@ -144,9 +147,9 @@ class CudaProgram:
             self._graphs.clear()
             # The old buffers are freed first. If there is no room for new ones, the next step tries again.
             self._buffers, self._capacity = [], {True: 0, False: 0}
-            kinds = {True: HALF, False: torch.float32}
+            device, kinds = self._device.torch, {True: self._device.half, False: torch.float32}
             self._buffers = [
-                torch.empty((capacity[need.wanted], need.width), dtype=kinds[need.half], device=DEVICE)
+                torch.empty((capacity[need.wanted], need.width), dtype=kinds[need.half], device=device)
                 for need in self._needs
             ]
             self._capacity = capacity

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from glassloop.ops.graph import Use, plan_buffers
 from glassloop.ops.protocol import LowRank
 from glassloop.ops.quant import Float32
 
@@ -119,10 +120,10 @@ class TorchRecorder:
             if half not in lazy.made:
                 lazy.made[half] = self.call("norm", lazy.x.width, lazy.x, half=half, norm=lazy.norm)
             return lazy.made[half]
-        made = self.product([lazy])
+        product = self.product([lazy])
         if lazy.norm is None and lazy.angles is None:
-            return made
-        return self.call("heads", made.width, made, half=True, product=lazy)
+            return product
+        return self.call("heads", product.width, product, half=True, product=lazy)
 
     def half(self, lazy: Lazy) -> TorchValue:
         """Returns a value in half precision, as products read it."""
@@ -138,10 +139,10 @@ class TorchRecorder:
         if not _is_adapted(products):
             inputs = [x] + ([] if residual is None else [residual])
             return self.call("linear", width, *inputs, products=products, in_turn=in_turn)
-        made = self.call("linear", width, x, products=products, in_turn=in_turn)
+        plain = self.call("linear", width, x, products=products, in_turn=in_turn)
         narrow = self.call("down", len(products) * widest_rank(products), x, half=True, products=products)
-        made = self.call("up", width, made, narrow, products=products, in_turn=in_turn)
-        return made if residual is None else self.call("add", width, residual, made)
+        adapted = self.call("up", width, plain, narrow, products=products, in_turn=in_turn)
+        return adapted if residual is None else self.call("add", width, residual, adapted)
 
     def gated(self, gate: Product, up: Product, activation: int) -> TorchValue:
         """Records activated(gate) * up, for two products of one input."""
@@ -153,30 +154,18 @@ class TorchRecorder:
             "linear", width, x, half=True, products=[gate, up], gated=True, activation=activation
         )
 
-    def lay_out(self, results: Sequence[TorchValue]) -> tuple[dict[int, int], list[Buffer]]:
-        """Assigns a buffer to each value. A buffer is used again after the last read of its value; a result
-        has a buffer to itself."""
-        kept = {result.id for result in results}
-        last = {value.id: index for index, call in enumerate(self.calls) for value in call.inputs}
-        homes: dict[int, int] = {}
-        buffers: list[Buffer] = []
-        free: list[int] = []
-        for index, call in enumerate(self.calls):
-            needed = Buffer(call.out.width, call.out.wanted, call.out.half)
-            fits = [home for home in free if buffers[home] == needed and call.out.id not in kept]
-            over = call.inputs[0] if call.kind == "up" else None  # what the output is written over
-            if over is not None:
-                assert last[over.id] == index and over.id not in kept and call.out.id not in kept
-                fits = [homes[over.id]]
-            elif fits:
-                free.remove(fits[0])
-            else:
-                buffers.append(needed)
-            homes[call.out.id] = fits[0] if fits else len(buffers) - 1
-            for used in {value.id for value in call.inputs if value != over}:
-                if last[used] == index and used not in kept:
-                    free.append(homes[used])
-        return homes, buffers
+    def plan(self, results: Sequence[TorchValue]) -> tuple[dict[int, int], list[Buffer]]:
+        """Assigns a buffer to each value."""
+        uses = [
+            Use(
+                [value.id for value in call.inputs],
+                call.out.id,
+                Buffer(call.out.width, call.out.wanted, call.out.half),
+                call.inputs[0].id if call.kind == "up" else None,  # it adds to its first input, in place
+            )
+            for call in self.calls
+        ]
+        return plan_buffers(uses, {result.id for result in results})
 
 
 def _is_adapted(products: Sequence[Product]) -> bool:

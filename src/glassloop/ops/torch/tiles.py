@@ -1,10 +1,16 @@
 """Which tile a matrix product uses. Tiles change the speed and not the bits, so the table may be anything:
-that of an H200, or one that was found on another GPU (tile_table.py)."""
+that of an H200, or one that `python -m bench.gpu tiles --save` has found for another GPU and written as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from glassloop.errors import GlassloopError
+from glassloop.util.shown import shown
 
 
 # Triton's own functions of these names also serve kernels, and take microseconds each; a step that is not a
@@ -84,50 +90,38 @@ H200 = Table(
     ),
     gated=((ANY, ((ANY, _LARGE._replace(pieces=2)),)),),
 )
-_in_use = H200
 
 
-def table_in_use() -> Table:
-    """Returns the table that tiles are taken from."""
-    return _in_use
+class TileTable:
+    """Chooses tiles from a table, with as many stages as fit into the shared memory."""
 
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        # The methods are called for every product of a step that is not a graph.
+        self.plain, self.sliced, self.wide = cache(self._plain), cache(self._sliced), cache(self._wide)
 
-def use_table(table: Table) -> None:
-    """Takes the tiles of a table from now on."""
-    global _in_use
-    _in_use = table
-    for each in (tile_for, sliced_tile_for, wide_tile_for):
-        each.cache_clear()
+    def _plain(self, rows: int, weight_rows: int, shared_memory: int) -> Tile:
+        """Returns the tile of a product of this many rows with a matrix."""
+        return _fitted(_tile_in(self.table.plain, rows, weight_rows), 0, shared_memory)
+
+    def _sliced(self, rows: int, weight_rows: int, shared_memory: int) -> Tile:
+        """Returns the tile of a product in slices, which needs twice as many accumulators; its step divides
+        the 128 columns of a chunk."""
+        tile = self.plain(rows, weight_rows, shared_memory)
+        if tile.rows * tile.width > 64 * 128:
+            return _fitted(Tile(128, 128, 128, False, 8, 3), 0, shared_memory)
+        return tile._replace(step=min(tile.step, 128))
+
+    def _wide(self, rows: int, weight_rows: int, gated: bool, shared_memory: int) -> Tile:
+        """Returns the tile of a product of many rows by `wide_linear_kernel`."""
+        tile = _tile_in(self.table.gated if gated else self.table.wide, rows, weight_rows)
+        return _fitted(tile, output_bytes(tile, gated), shared_memory)
 
 
 def _tile_in(tiles: Tiles, rows: int, weight_rows: int) -> Tile:
     """Returns the tile for so many rows of x and of the matrix."""
     by_width = next(widths for most, widths in tiles if rows <= most)
     return next(tile for most, tile in by_width if weight_rows <= most)
-
-
-@cache
-def tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
-    """Returns the tile of a product of this many rows with a matrix, with as many stages as fit into the
-    shared memory."""
-    return _fitted(_tile_in(_in_use.plain, rows, weight_rows), 0, shared_memory)
-
-
-@cache
-def sliced_tile_for(rows: int, weight_rows: int, shared_memory: int) -> Tile:
-    """Returns the tile of a product in slices, which needs twice as many accumulators; its step divides the
-    128 columns of a chunk."""
-    tile = tile_for(rows, weight_rows, shared_memory)
-    if tile.rows * tile.width > 64 * 128:
-        return _fitted(Tile(128, 128, 128, False, 8, 3), 0, shared_memory)
-    return tile._replace(step=min(tile.step, 128))
-
-
-@cache
-def wide_tile_for(rows: int, weight_rows: int, gated: bool, shared_memory: int) -> Tile:
-    """Returns the tile of a product of many rows by `wide_linear_kernel`, likewise."""
-    tile = _tile_in(_in_use.gated if gated else _in_use.wide, rows, weight_rows)
-    return _fitted(tile, output_bytes(tile, gated), shared_memory)
 
 
 def output_bytes(tile: Tile, gated: bool) -> int:
@@ -143,3 +137,75 @@ def most_stages(tile: Tile, besides: int, shared_memory: int) -> int:
 def _fitted(tile: Tile, besides: int, shared_memory: int) -> Tile:
     """Returns a tile with as many of its stages as fit into the shared memory besides this many bytes."""
     return tile._replace(stages=max(1, min(tile.stages, most_stages(tile, besides, shared_memory))))
+
+
+# ── tables as JSON ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def table_text(table: Table) -> str:
+    """Returns a table as JSON."""
+    return json.dumps(table._asdict())
+
+
+def read_table(text: str, shared_memory: int) -> Table:
+    """Returns the table in a text that `table_text` has made. Raises if it is anything else, or if a tile
+    does not fit into the shared memory."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GlassloopError(f"the table of tiles is not JSON: {error}") from None
+    if not isinstance(fields, dict) or fields.keys() != {*Table._fields}:
+        raise GlassloopError(f"the table of tiles has to have the fields {', '.join(Table._fields)}")
+
+    def tile(each: Any, where: str) -> Tile:
+        made = _tile(each, where)
+        name = where.partition("[")[0]
+        if (
+            most_stages(made, 0 if name == "plain" else output_bytes(made, name == "gated"), shared_memory)
+            < 1
+        ):
+            raise GlassloopError(
+                f"the table of tiles: {where} does not fit into {shared_memory} bytes of shared memory"
+            )
+        return made
+
+    def widths(each: Any, where: str) -> Any:
+        return _limits(each, where, tile)
+
+    return Table(**{name: _limits(fields[name], name, widths) for name in Table._fields})
+
+
+def _limits(given: Any, where: str, read: Callable[[Any, str], Any]) -> Any:
+    """Returns pairs of a limit and what `read` returns: the limits ascend, and the last one is `ANY`."""
+    if not isinstance(given, list) or not all(isinstance(each, list) and len(each) == 2 for each in given):
+        raise GlassloopError(f"the table of tiles: {where} has to be a list of pairs")
+    limits = [limit for limit, _ in given]
+    ascend = all(type(limit) is int for limit in limits) and limits == sorted({*limits})
+    if not limits or not ascend or limits[-1] != ANY:
+        raise GlassloopError(f"the table of tiles: the limits of {where} have to ascend to {ANY}")
+    return tuple((limit, read(each, f"{where}[{at}]")) for at, (limit, each) in enumerate(given))
+
+
+_POSSIBLE: dict[str, tuple[Any, ...]] = {
+    "rows": (16, 32, 64, 128, 256),
+    "width": (16, 32, 64, 128, 256),
+    "step": (32, 64, 128, 256, 512),
+    "swapped": (False, True),
+    "warps": (1, 2, 4, 8),
+    "stages": (1, 2, 3, 4, 5, 6),
+    "pieces": (1, 2, 4),
+}
+
+
+def _tile(given: Any, where: str) -> Tile:
+    """Returns a tile from a list of its fields."""
+    if not isinstance(given, list) or len(given) != len(Tile._fields):
+        raise GlassloopError(f"the table of tiles: {where} has to be a list of {', '.join(Tile._fields)}")
+    for name, value in zip(Tile._fields, given, strict=True):
+        possible = _POSSIBLE[name]
+        if value not in possible or type(value) is not type(possible[0]):
+            raise GlassloopError(
+                f"the table of tiles: {where}.{name} is {shown(value)}; one of"
+                f" {', '.join(map(str, possible))} is expected"
+            )
+    return Tile(*given)

@@ -7,10 +7,13 @@ import triton.language as tl
 
 from glassloop.ops.torch.kernels.luck import position_key
 
-# Of an array of 64-bit numbers, for each line: the row, the position, a `gl_request`, its first rules after
-# the edits, and the line whose token it predicts: itself; -1 for a row before its edits; for one after them,
-# the line of the row before them. The fields of a `gl_request` that kernels do not read have, for a row after
-# its edits, the row before them, and where the edits begin.
+# A line is LINE numbers of 64 bits:
+#   ROW, POSITION  the row of logits (of edited logits, for an edited copy) and the position of the token
+#   HEAD … EDITS   a `gl_request`. Two of its fields, which kernels do not read, serve an edited copy: SOURCE
+#                  is the row that it is a copy of, EDITS the place where its edits begin
+#   RULES          the first rules after the edits, RULE numbers each
+#   OF             the line that this one predicts a token for: itself, or for an edited copy the line of the
+#                  unedited row; -1 if an edited copy predicts for it
 MOST_RULES = tl.constexpr(6)
 LINE = tl.constexpr(2 + 7 + 5 * 6 + 1)
 ROW, POSITION, HEAD, SCALE, SOURCE, RULE_COUNT, BRANCH, LUCKY, EDITS = (tl.constexpr(n) for n in range(9))

@@ -143,7 +143,7 @@ def head_constants(
 
 @triton.jit
 def partners(columns, half):
-    """Returns the columns with which columns turn: half the rotated width away."""
+    """Returns each column's rotary partner: the column half the rotary width away."""
     return tl.where(columns < half, columns + half, columns - half)
 
 

@@ -99,8 +99,8 @@ def ordered(x):
 
 @triton.jit
 def least_reaching(order, weights, enough):
-    """Returns the largest integer such that those that reach it have enough weight together, built bit by
-    bit; the smallest one if all together have less."""
+    """Returns the largest t for which the weights of values >= t sum to at least `enough`, by a bitwise
+    search; the smallest integer if the total is less."""
     least = tl.full([], -2147483648, tl.int32)
     least = tl.where(tl.sum(tl.where(order >= 0, weights, 0), 0) >= enough, tl.full([], 0, tl.int32), least)
     for bit in tl.static_range(30, -1, -1):
@@ -320,8 +320,8 @@ def predict_kernel(
     EARLY: tl.constexpr,
 ):
     """Predicts the token of a line from what was found, before C has chosen it: follows the rules, but does
-    not care how ties at a border are broken or in which order masses are added. For a row after its edits,
-    the prediction is noted as the winner of the row before them, whose rank there C needs."""
+    not care how ties at a border are broken or in which order masses are added. For an edited row, the
+    predicted token is stored as the winner of the unedited row, because C needs its rank there."""
     let_next_start(EARLY)
     wait_for_previous(EARLY)
     number = tl.program_id(0).to(tl.int64)

@@ -40,18 +40,18 @@ def read_config(file: Path, parameters: Any, names: Mapping[str, tuple[str, bool
 
     text = read_at_most(file, _MOST, GlassloopError)
     try:
-        given = tomllib.loads(text.decode())
+        table = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # a TOMLDecodeError, or no UTF-8
         raise GlassloopError(f"{file}: is no TOML file: {' '.join(str(error).split())}") from None
     by_name = {each.name: each for each in parameters}
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in table.items():
         if name.replace("_", "-") not in names:
             raise GlassloopError(f"{file}: {_unknown(printable(name), names, 'options')}")
-        known, negates = names[name.replace("_", "-")]
-        if known in values:
+        parameter, negates = names[name.replace("_", "-")]
+        if parameter in values:
             raise GlassloopError(f"{file}: {printable(name)} says again what another line says")
-        values[known] = _value(f"{file}: {printable(name)}", by_name[known], value, negates)
+        values[parameter] = _value(f"{file}: {printable(name)}", by_name[parameter], value, negates)
     if _KEY_OPTION in values:
         _check_private(file)
     return values
@@ -67,7 +67,7 @@ def read_keys(file: Path) -> list[str]:
     except UnicodeDecodeError:
         raise GlassloopError(f"{file}: a key is not ASCII; one key a line is expected") from None
     keys = [line for line in lines if line and not line.startswith("#")]
-    # The messages must not tell a key.
+    # The messages must not show a key.
     if not 1 <= len(keys) <= _MOST_KEYS:
         raise GlassloopError(f"{file}: has {len(keys)} keys; 1 to {_MOST_KEYS:,} are expected, one a line")
     for number, line in enumerate(lines, 1):
@@ -78,7 +78,7 @@ def read_keys(file: Path) -> list[str]:
 
 def _check_private(file: Path) -> None:
     """Raises if others than the owner and the group can read a file with keys, or others than the owner can
-    write it."""
+    write to it."""
     mode = stat.S_IMODE(file.stat().st_mode)
     if os.name == "posix" and mode & 0o026:
         raise GlassloopError(
@@ -103,10 +103,10 @@ def _names(ctx: typer.Context) -> dict[str, tuple[str, bool]]:
 
 def _check_variables(names: Mapping[str, tuple[str, bool]]) -> None:
     """Raises for a variable that looks like an option and is none."""
-    known = {f"{PREFIX}_{name}".upper() for name, _ in names.values()} | {f"{PREFIX}_CONFIG"}
+    variables = {f"{PREFIX}_{name}".upper() for name, _ in names.values()} | {f"{PREFIX}_CONFIG"}
     for variable in os.environ:
-        if variable.startswith(f"{PREFIX}_") and variable not in known:
-            raise GlassloopError(_unknown(printable(variable), sorted(known), "variables"))
+        if variable.startswith(f"{PREFIX}_") and variable not in variables:
+            raise GlassloopError(_unknown(printable(variable), sorted(variables), "variables"))
 
 
 def _unknown(name: str, names: Any, what: str) -> str:

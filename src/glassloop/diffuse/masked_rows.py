@@ -31,7 +31,7 @@ class MaskedRows:
         """Returns the pass over places with these tokens; None is a mask."""
         if self.mask.whole:
             return self._whole(tokens)
-        known = [
+        filled = [
             MaskedRow(token, self.start + place) for place, token in enumerate(tokens) if token is not None
         ]
         masks = [
@@ -39,7 +39,7 @@ class MaskedRows:
             for place, token in enumerate(tokens)
             if token is None
         ]
-        return Pass(known + masks, len(masks))
+        return Pass(filled + masks, len(masks))
 
     def _whole(self, tokens: Sequence[int | None]) -> Pass:
         inside = [self.mask.token if token is None else token for token in tokens]
@@ -50,11 +50,11 @@ class MaskedRows:
         ]
         return Pass(rows, len(text) - self.start + self.mask.shifted)
 
-    def logits(self, found: Float32, tokens: Sequence[int | None]) -> Float32:
+    def logits(self, results: Float32, tokens: Sequence[int | None]) -> Float32:
         """Returns the rows of a pass's logits that are about its masks, in order."""
         if not self.mask.whole:
-            return found
-        return found[[place for place, token in enumerate(tokens) if token is None]]
+            return results
+        return results[[place for place, token in enumerate(tokens) if token is None]]
 
     def scoring(self, tokens: Sequence[int]) -> Pass:
         """Returns a pass whose logits are those of each of these tokens from left to right."""

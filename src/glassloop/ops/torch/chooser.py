@@ -1,4 +1,4 @@
-"""Rows of logits that stay on the device, and choosing tokens from them.
+"""Choosing tokens from rows of logits that stay on the device.
 
 Kernels find in each row what a choice needs (kernels/rows.py), some kilobytes instead of the whole row; these
 are downloaded together, and C makes the choices and their records from them (ops/native/choosing.c). Rules
@@ -10,22 +10,21 @@ same record, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from glassloop.errors import GlassloopError
 from glassloop.ops.native import chooser as native
 from glassloop.ops.native import rows as native_rows
 from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Line
-from glassloop.ops.torch.device import DEVICE, INTERPRETED, memory_errors, tma_processors
+from glassloop.ops.torch.device import Device
+from glassloop.ops.torch.device_rows import DeviceRows
 from glassloop.ops.torch.kernels import edits as edit_kernels
 from glassloop.ops.torch.kernels import lines as line_layout
 from glassloop.ops.torch.kernels import rows as kernels
@@ -47,112 +46,6 @@ NOTING = (kernels.winner_kernel, kernels.rank_kernel)  # what no prediction need
 EDITING = (edit_kernels.copy_kernel, edit_kernels.edit_kernel)
 FEW_LINES, FEW_GROUPS = 16, 16  # up to so many lines, one program looks through so many groups
 EARLY_LINES = 64  # up to which a kernel is launched before the previous one has ended
-
-
-class Timer:
-    """Measures what the device computes between `start` and the last `stop`."""
-
-    def __init__(self) -> None:
-        self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def start(self) -> None:
-        self._start.record()
-
-    def stop(self) -> None:
-        self._stop.record()
-
-    def seconds(self) -> float:
-        self._stop.synchronize()
-        return float(self._start.elapsed_time(self._stop)) / 1e3
-
-
-class DeviceRows:
-    """Rows that a program has computed, on the device: [rows, width]. An index downloads rows. They are gone
-    when the program runs again, unless they are kept."""
-
-    def __init__(self, values: torch.Tensor, age: Callable[[], int], timer: Timer | None = None) -> None:
-        """`age` returns how often the program has run since. Two runs in a row have different timers."""
-        self._values = values
-        self._age = age
-        self._timer = timer
-        self._host: Float32 | None = None
-        self._kept: torch.cuda.Event | None = None  # when the copy is made
-        self._is_kept = False
-        self.shape = tuple(values.shape)
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def __getitem__(self, index: int | slice) -> Float32:
-        found: Float32 = (
-            self._download(lambda values: values[index]) if self._host is None else self._host[index]
-        )
-        return found
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float32:
-        return self.host()
-
-    @property
-    def values(self) -> torch.Tensor:
-        if not self._is_kept and self._age():
-            raise GlassloopError("the rows have been overwritten: the program ran again")
-        return self._values
-
-    def keep(self) -> None:
-        """Copies the rows, so that they stay when the program runs again."""
-        if not self._is_kept and self._host is None:
-            self._values, self._is_kept = self.values.clone(), True
-            if not INTERPRETED:
-                self._kept = torch.cuda.Event()
-                self._kept.record()
-
-    def stop_timer(self) -> None:
-        """Includes what was launched since in the time that the rows took."""
-        if self._timer is not None and not self._age():
-            self._timer.stop()
-
-    def seconds(self) -> float | None:
-        """Returns how long the device took to compute the rows, once it has done so."""
-        return self._timer.seconds() if self._timer is not None and self._age() < 2 else None
-
-    def host(self) -> Float32:
-        """Returns all rows, downloaded once."""
-        if self._host is None:
-            self._host = self._download(lambda values: values)
-        return self._host
-
-    def rows(self, which: Sequence[int]) -> Float32:
-        """Returns some rows."""
-        if self._host is not None or len(which) == len(self):
-            return self.host()[list(which)]
-        return self._download(lambda values: values[torch.tensor(which, device=DEVICE)])
-
-    def _download(self, part: Callable[[torch.Tensor], torch.Tensor]) -> Float32:
-        """Returns a part of the rows. Those that are kept do not wait for what was launched after them."""
-        found: Float32
-        if self._kept is None:
-            found = download(part(self.values)).numpy()
-        else:
-            with torch.cuda.stream(_aside()):
-                _aside().wait_event(self._kept)
-                found = download(part(self.values)).numpy()
-        return found
-
-
-@cache
-def _aside() -> torch.cuda.Stream:
-    """Returns a stream on which a download does not wait for the programs."""
-    return torch.cuda.Stream()
-
-
-def download(values: torch.Tensor) -> torch.Tensor:
-    """Returns an array in the memory of the host, in float32 if it is one of numbers in half precision."""
-    if INTERPRETED:
-        return values.clone()
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    torch.cuda.current_stream().synchronize()
-    return host.float() if host.dtype is torch.bfloat16 else host
 
 
 class DeviceChoices:
@@ -203,13 +96,13 @@ class DeviceChooser:
     race = staticmethod(native.race)
     luck_of = staticmethod(native.luck_of)
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._memory: dict[str, torch.Tensor] = {}
         self._turn = 0
-        self._done: torch.cuda.Event | None = (
-            None  # when the device has read and written all of the last call
-        )
-        self._launches_early = tma_processors() > 0
+        # When the device has read and written all of the last call.
+        self._done: torch.cuda.Event | None = None
+        self._launches_early = device.tma_processors > 0
 
     def choose(self, logits: Any, lines: Sequence[Line], record: np.dtype[np.void]) -> bytes | bytearray:
         if not isinstance(logits, DeviceRows):
@@ -218,14 +111,20 @@ class DeviceChooser:
 
     def start(self, logits: DeviceRows, lines: Sequence[Line]) -> DeviceChoices:
         """Looks through rows of logits on the device for what each line needs, and predicts its token."""
-        with torch.inference_mode(), memory_errors(f"the choice of {len(lines)} tokens"):
+        device = self._device
+        with (
+            device.current(),
+            torch.inference_mode(),
+            device.memory_errors(f"the choice of {len(lines)} tokens"),
+        ):
             return self._start(logits, lines)
 
     def _start(self, rows: DeviceRows, lines: Sequence[Line]) -> DeviceChoices:
         _, width = rows.shape
         asked = [asked_of(request, width) for request, _, _ in lines]
         # What no prediction needs is computed beside the next step, from rows that stay.
-        beside = None if INTERPRETED or any(each.needs_sums for each in asked) else _aside()
+        needs_sums = any(each.needs_sums for each in asked)
+        beside = None if needs_sums or not self._device.has_streams else self._device.aside
         if beside is not None:
             rows.keep()
         logits = rows.values
@@ -295,7 +194,8 @@ class DeviceChooser:
         made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
         with nullcontext() if beside is None else torch.cuda.stream(beside):
             made.copy_(found, non_blocking=True)
-            self._done = None if INTERPRETED else torch.cuda.current_stream().record_event()
+            has_streams = self._device.has_streams
+            self._done = torch.cuda.current_stream().record_event() if has_streams else None
         view = made.numpy().view(np.uint8)
         tokens = view[tokens_at:].view(np.int32)[:count]
         return DeviceChoices(
@@ -336,7 +236,7 @@ class DeviceChooser:
     def _upload(self, to: torch.Tensor, host: torch.Tensor, beside: torch.cuda.Stream | None) -> None:
         """Copies lines to the device, beside the step whose rows they are about, if there is a stream for
         that. What the last call has left to the device is done before."""
-        if INTERPRETED:
+        if not self._device.has_streams:
             to.copy_(host)
             return
         stream = torch.cuda.current_stream()
@@ -351,12 +251,12 @@ class DeviceChooser:
         """Returns an array that is kept for the next call."""
         kept = self._memory.get(name)
         if kept is None or len(kept) < size:
-            pinned = on_host and not INTERPRETED
-            device = torch.device("cpu") if on_host else DEVICE
+            pinned = on_host and self._device.has_streams
+            device = torch.device("cpu") if on_host else self._device.torch
             self._memory[name] = kept = torch.empty(2 * size, dtype=kind, device=device, pin_memory=pinned)
-            if not INTERPRETED and not on_host:
+            if self._device.has_streams and not on_host:
                 # The memory may be that of an array which kernels that are under way still use.
-                _aside().wait_stream(torch.cuda.current_stream())
+                self._device.aside.wait_stream(torch.cuda.current_stream())
         return kept[:size]
 
 
@@ -376,8 +276,8 @@ class DeviceRowOps:
     log_sum_exp = staticmethod(native_rows.log_sum_exp)
     rank_of = staticmethod(native_rows.rank_of)
 
-    def __init__(self) -> None:
-        self.chooser: Chooser = (chooser := DeviceChooser())
+    def __init__(self, device: Device) -> None:
+        self.chooser: Chooser = (chooser := DeviceChooser(device))
         self.start = chooser.start
 
     def host(self, row: Any) -> Float32:

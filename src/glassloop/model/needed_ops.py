@@ -1,0 +1,42 @@
+"""Which operations of an op set a model needs. An op set for a new device may lack some; a model that needs
+one of them is refused before its weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from glassloop.model.config import LayerConfig, ModelConfig, NormConfig
+from glassloop.ops.protocol import Ops, check_has
+
+
+def check_ops(config: ModelConfig, ops: Ops) -> None:
+    """Raises if the op set lacks an operation that the model needs."""
+    check_has(ops, needed_ops(config), f"a model of the family {config.family}")
+
+
+def needed_ops(config: ModelConfig) -> list[str]:
+    """Returns the operations of a forward pass: names of methods of `Ops`, after a colon what kind of it."""
+    needed = {"embed", "linear", "head", "split_heads", "attention", "add", "take"}
+    needed |= {name for layer in config.layers for name in _of_layer(layer)}
+    needed |= {_of_norm(config.final_norm)} if config.final_norm is not None else set()
+    needed |= {"scale"} if config.embedding_scale != 1.0 else set()
+    needed |= {"softcap"} if config.logit_softcap is not None else set()
+    return sorted(needed)
+
+
+def _of_norm(norm: NormConfig) -> str:
+    return "layer_norm" if norm.kind == "layer" else "rms_norm"
+
+
+def _of_layer(layer: LayerConfig) -> Iterator[str]:
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    yield _of_norm(layer.norm)
+    if mixer.qk_norm is not None:
+        yield _of_norm(mixer.qk_norm)
+    if mixer.rope is not None:
+        yield from ("angles", "rotate")
+    if mixer.window is not None:
+        yield "attention:window"
+    if mixer.softcap is not None:
+        yield "attention:softcap"
+    yield f"{'gate' if feed_forward.gated else 'activate'}:{feed_forward.activation}"
