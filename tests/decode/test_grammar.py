@@ -128,7 +128,7 @@ def test_a_bomb_is_an_error_or_bounded(tokenizer, bomb):
 
     def explode() -> None:
         compiler = _compiler(tokenizer)
-        for source in list(compiler._known):
+        for source in list(compiler._cache):
             compiler._forget(source)
         try:
             write(tokenizer, regex=bomb, limit=12)

@@ -111,7 +111,7 @@ compiler = grammar._compiler(tokenizer())
 for number in range(40):
     follow({"regex": f"a{{{number}}}"})
     follow({"regex": f"({number}"})
-print(len(compiler._known), compiler._size, sum(one.size for one in compiler._known.values()))
+print(len(compiler._cache), compiler._size, sum(one.size for one in compiler._cache.values()))
 tried = []
 compiler._trials.run = tried.append
 print(repr(follow({"regex": "a{39}"})), tried)

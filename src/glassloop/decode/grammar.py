@@ -46,12 +46,12 @@ class Grammar:
 
     def fork(self) -> Grammar:
         """Returns an independent state from here on. Its time counts for the same request."""
-        grammar = copy(self)
-        grammar._matcher = self._matcher.deep_copy()
-        return grammar
+        twin = copy(self)
+        twin._matcher = self._matcher.deep_copy()
+        return twin
 
     def rewind(self, length: int) -> None:
-        """Goes back to the state in which `length` tokens had been committed, if there were more."""
+        """Goes back to the state after `length` committed tokens, if there were more."""
         if self._length > length:
             self._matcher.rollback(self._length - length)
             self._length = length
@@ -64,8 +64,8 @@ class Grammar:
         self._budget.spend(self._field, thread_time() - began, _MASK)
         if self._matcher.is_error():
             raise self._refused()
-        mask = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
-        allowed[: len(mask)] = mask
+        flags = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
+        allowed[: len(flags)] = flags
         return allowed
 
     def commit(self, token: int) -> None:
@@ -165,19 +165,19 @@ class _Compiler:
         starting.start()  # the child makes its tokenizer while this process makes its own
         self._tokenizer = make_tokenizer(vocabulary, tokenizer.encode_bytes)
         starting.join()
-        self._known: OrderedDict[str, _Compiled] = OrderedDict()
+        self._cache: OrderedDict[str, _Compiled] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
     def compile(self, field: str, source: str) -> LLMatcher:
         """Returns a new matcher. Raises a `SamplingError` if the grammar cannot be used."""
         with self._lock:
-            compiled = self._known.get(source)
+            compiled = self._cache.get(source)
             if compiled is not None and compiled.expires < monotonic():
                 self._forget(source)
                 compiled = None
             if compiled is not None:
-                self._known.move_to_end(source)
+                self._cache.move_to_end(source)
         if compiled is None:
             try:
                 compiled = self._try(source)
@@ -203,15 +203,15 @@ class _Compiler:
 
     def _remember(self, source: str, compiled: _Compiled) -> None:
         with self._lock:
-            if source in self._known or compiled.size > _MOST_REMEMBERED:
+            if source in self._cache or compiled.size > _MOST_REMEMBERED:
                 return
-            self._known[source] = compiled
+            self._cache[source] = compiled
             self._size += compiled.size
-            while self._size > _MOST_REMEMBERED or len(self._known) > _MANY:
-                self._forget(next(iter(self._known)))
+            while self._size > _MOST_REMEMBERED or len(self._cache) > _MANY:
+                self._forget(next(iter(self._cache)))
 
     def _forget(self, source: str) -> None:
-        self._size -= self._known.pop(source).size
+        self._size -= self._cache.pop(source).size
 
 
 _MANY = 8  # cached grammars; each takes up to 30 MB more while it is used

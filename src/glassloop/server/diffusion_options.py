@@ -30,7 +30,7 @@ class DiffusionOptions(Body):
         None, description="Which places are filled first."
     )
     revise: int | None = Field(
-        None, description="How often tokens of a full block are taken back and filled anew."
+        None, description="How often tokens of a full block are taken back and filled again."
     )
     retake: float | None = Field(None, description="The share of the block's tokens that are taken back.")
     revise_by: Literal["confidence", "likelihood"] | None = Field(

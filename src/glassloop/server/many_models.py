@@ -82,9 +82,9 @@ class ManyModels:
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """Returns the model whose name a path begins with, which may have slashes, and what follows it."""
-        for known in sorted(self._names, key=len, reverse=True):
-            if path == known or path.startswith(f"{known}/"):
-                return self._names[known], path[len(known) + 1 :]
+        for name in sorted(self._names, key=len, reverse=True):
+            if path == name or path.startswith(f"{name}/"):
+                return self._names[name], path[len(name) + 1 :]
         return None, path
 
     def _of_path(self, scope: Scope) -> str | None:
@@ -119,8 +119,8 @@ class ManyModels:
             listed += json.loads(b"".join(part.get("body", b"") for part in parts[1:]))["data"]
             headers = headers or parts[0]["headers"]
         answer = JSON({"object": "list", "data": listed})
-        own = {name for name, _ in answer.raw_headers}
-        answer.raw_headers += [(name, value) for name, value in headers if name not in own]
+        answer_names = {name for name, _ in answer.raw_headers}
+        answer.raw_headers += [(name, value) for name, value in headers if name not in answer_names]
         await answer(scope, receive, send)
 
     async def _model_of(self, request: Request) -> tuple[str | None, Receive]:
@@ -146,10 +146,10 @@ def _model_of(data: bytes) -> str | None:
     """Returns the model that a JSON body names. A body that is wrong is for the application to refuse."""
     check_size(data)
     try:
-        found = from_json(data)
+        body = from_json(data)
     except ValueError:
         return None
-    name = found.get("model") if isinstance(found, dict) else None
+    name = body.get("model") if isinstance(body, dict) else None
     return name if isinstance(name, str) and name else None
 
 

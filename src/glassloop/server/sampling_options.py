@@ -76,7 +76,7 @@ def make_sampling(
     options: dict[str, Any], settings: ServerSettings, samples: str = "n", defaults: Sampling | None = None
 ) -> Sampling:
     """Returns the options, checked and within the server's limits, with the model's `defaults` for those that
-    are not given. `samples` is the field by which the client gave the number of samples."""
+    are not given. `samples` is the field that has the number of samples."""
     check_size(options)
     sampling = Sampling.from_dict(options) if defaults is None else with_defaults(options, defaults)
     for name, value in ((samples, sampling.n), ("beam_width", sampling.beam_width)):

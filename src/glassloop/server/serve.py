@@ -74,9 +74,9 @@ def serve(
     about = f"{format_bytes(service.llm.kv_memory)} for keys and values" if upstream is None else upstream
     names = ", ".join(each.name for each in services)
     has_studio = (settings.static / "index.html").is_file()
-    told = [about, *([] if has_studio else ["without the studio (make web)"]), *([note] if note else [])]
+    notes = [about, *([] if has_studio else ["without the studio (make web)"]), *([note] if note else [])]
     print(
-        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {printable('; '.join(told), 600)}",
+        f"Glassloop serves {names} at http://{host}:{port} (API: /docs), {printable('; '.join(notes), 600)}",
         file=sys.stderr,
         flush=True,
     )
@@ -98,8 +98,8 @@ def serve(
 
 
 def _connection_limits(settings: ServerSettings) -> ConnectionLimits:
-    """Returns the limits of connections, of which there are at most as many as the system has file
-    descriptors to spare."""
+    """Returns the limits of connections. There are at most as many as the system has file descriptors to
+    spare."""
     limits = ConnectionLimits(
         request_bytes=2 * settings.most_body + (1 << 20),
         stalled_seconds=min(ConnectionLimits.stalled_seconds, settings.timeout),
@@ -156,7 +156,7 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handles signals as uvicorn does, but leaves SIGTERM ignored until the process ends, which it does
-        next: what is open is closed in order, however often it is told to end."""
+        next: what is open is closed in order, however often a signal comes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -192,7 +192,7 @@ class _Server(uvicorn.Server):
         self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether the server has to close: it was told to end, and no request is answered now."""
+        """Returns whether the server has to close: it is to end, and no request is answered now."""
         if self._services[0].draining and not self.server_state.tasks:
             self.should_exit = True
         return await super().on_tick(counter)

@@ -56,9 +56,9 @@ class Automaton:
         """Returns the state after one more symbol."""
         following = self._next
         while True:
-            found = following.get(state << _WIDTH | symbol)
-            if found is not None:
-                return found
+            next_state = following.get(state << _WIDTH | symbol)
+            if next_state is not None:
+                return next_state
             if not state:
                 return 0
             state = self.fallback[state]

@@ -79,10 +79,10 @@ class BPE:
 
     def _pieces_of(self, text: str) -> set[str]:
         ends = range(1, self._longest + 1)
-        found = {text[start : start + size] for start in range(len(text)) for size in ends}
+        pieces = {text[start : start + size] for start in range(len(text)) for size in ends}
         if self._space_prefix:  # a space may come before any of them
-            found |= {" ", *[" " + piece for piece in found]}
-        return found & self._vocab.keys()
+            pieces |= {" ", *[" " + piece for piece in pieces]}
+        return pieces & self._vocab.keys()
 
     @cached_property
     def _longest(self) -> int:

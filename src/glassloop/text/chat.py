@@ -49,15 +49,15 @@ class ChatTemplate(NamedTuple):
             raise TextError(f"{path}: is not UTF-8 text") from None
 
     def has_variable(self, name: str) -> bool:
-        """Returns whether the template, or a variant of it, has a variable of this name, as far as the text
-        tells: the word occurs, and neither as an attribute nor in quotes."""
+        """Returns whether the template, or a variant of it, seems to have a variable of this name: the word
+        occurs, and neither as an attribute nor in quotes."""
         word = re.compile(rf"(?<![\w.'\"]){re.escape(name)}(?![\w'\"])")
         return any(word.search(source) for source in (self.source, *self.variants.values()))
 
     def variant(self, name: str) -> ChatTemplate:
         if name not in self.variants:
-            known = ", ".join(sorted(self.variants)) or "none"
-            raise TextError(f"{self.name}: has no variant {name!r}; there are: {known}")
+            names = ", ".join(sorted(self.variants)) or "none"
+            raise TextError(f"{self.name}: has no variant {name!r}; there are: {names}")
         return self._replace(source=self.variants[name], name=f"{self.name}.{name}", variants={})
 
     def warm(self) -> None:

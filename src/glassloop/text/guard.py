@@ -115,21 +115,21 @@ class Guard:
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
         """Yields each place where a special token begins, with the size of the shortest one."""
-        for found in self._first.finditer(text):
-            rest = text[found.start() : found.start() + self._longest]
+        for match in self._first.finditer(text):
+            rest = text[match.start() : match.start() + self._longest]
             index = bisect_right(self._shortest, rest) - 1
             if index >= 0 and rest.startswith(self._shortest[index]):
-                yield found.start(), len(self._shortest[index])
+                yield match.start(), len(self._shortest[index])
 
     def _begins_one(self, text: str) -> bool:
-        """Tells whether a suffix of the text begins a special token."""
+        """Returns whether a suffix of the text begins a special token."""
         candidates = self._first.finditer(text, max(0, len(text) - self._longest + 1))
-        return any(_continues(text[found.start() :], self._specials) for found in candidates)
+        return any(_continues(text[match.start() :], self._specials) for match in candidates)
 
     def _ends_one(self, text: str) -> bool:
-        """Tells whether a prefix of the text ends a special token."""
+        """Returns whether a prefix of the text ends a special token."""
         candidates = self._last.finditer(text, 0, max(0, self._longest - 1))
-        return any(_continues(text[: found.end()][::-1], self._backwards) for found in candidates)
+        return any(_continues(text[: match.end()][::-1], self._backwards) for match in candidates)
 
     def _is_inside_one(self, text: str) -> bool:
         # With very many special tokens every short text is assumed to be inside one: a cut does no harm.
@@ -138,7 +138,7 @@ class Guard:
 
 
 def _continues(beginning: str, ordered: list[str]) -> bool:
-    """Tells whether one of the sorted texts begins with `beginning` and is longer."""
+    """Returns whether one of the sorted texts begins with `beginning` and is longer."""
     index = bisect_right(ordered, beginning)
     return index < len(ordered) and ordered[index].startswith(beginning)
 

@@ -21,12 +21,12 @@ def merges_from_order(pieces: Sequence[str]) -> list[tuple[str, str]]:
     letters are always merged in the same steps, so the last two neighbours are always the same two: only one
     of the cuts is ever used.
     """
-    known = frozenset(pieces)
+    vocabulary = frozenset(pieces)
     return [
         (left, right)
         for piece in pieces
         for cut in range(1, len(piece))
-        if (left := piece[:cut]) in known and (right := piece[cut:]) in known
+        if (left := piece[:cut]) in vocabulary and (right := piece[cut:]) in vocabulary
     ]
 
 

@@ -185,15 +185,15 @@ class Tokenizer:
         return ids
 
     def _has_special_across(self, text: str, cuts: list[int]) -> bool:
-        """Tells whether the tokenizer finds a special token with one of the (sorted) cuts inside it."""
+        """Returns whether the tokenizer finds a special token with one of the (sorted) cuts inside it."""
         if not cuts:
             return False
         try:
-            found = _encoding(self._parts.model.for_text(text).parsing, text)
+            encoding = _encoding(self._parts.model.for_text(text).parsing, text)
         except BaseException as error:  # encoding it will raise the error
             raise_unless_from_library(error)
             return False
-        for token_id, (start, end) in zip(found.ids, found.offsets, strict=True):
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id in self.special_ids:
                 after = bisect_right(cuts, start)
                 if after < len(cuts) and cuts[after] < end:

@@ -59,7 +59,7 @@ class Vocabulary:
     @cached_property
     def marked_ids(self) -> tuple[int, ...]:
         """The few tokens that are not normal."""
-        return tuple([found.start() for found in _NOT_NORMAL.finditer(self.kinds)])
+        return tuple([match.start() for match in _NOT_NORMAL.finditer(self.kinds)])
 
     def token_bytes(self, token_id: int) -> bytes:
         piece = self.pieces[token_id] if 0 <= token_id < len(self.pieces) else None

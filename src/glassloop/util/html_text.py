@@ -32,15 +32,15 @@ def text_html(text: str, newlines: bool = True) -> Markup:
     """Returns a text as HTML that shows each of its characters and interprets none. Without `newlines`, line
     ends and tabs become symbols."""
     parts, at = [], 0
-    for found in STEERING.finditer(text):
-        parts += [_plain(text[at : found.start()], newlines), f"<code>{escaped(found[0])}</code>"]
-        at = found.end()
+    for match in STEERING.finditer(text):
+        parts += [_plain(text[at : match.start()], newlines), f"<code>{escaped(match[0])}</code>"]
+        at = match.end()
     return Markup("".join([*parts, _plain(text[at:], newlines)]))
 
 
 def attribute(text: str) -> str:
     """Returns a text for an attribute, on one line and with its invisible characters shown."""
-    shown = STEERING.sub(lambda found: escaped(found[0]), text)
+    shown = STEERING.sub(lambda match: escaped(match[0]), text)
     return shown.replace("\n", "↵").replace("\t", "⇥").translate(_ESCAPES)
 
 

@@ -55,7 +55,7 @@ def matches(pattern: str) -> Verifier:
 
 
 def json_matches(schema: dict[str, Any] | bool | None = None) -> Verifier:
-    """Returns a verifier: the text has a JSON object or array, the last of which follows the schema."""
+    """Returns a verifier: the last JSON object or array in the text follows the schema."""
     wanted = True if schema is None else schema
     check_schema(wanted)
 
@@ -72,8 +72,8 @@ def json_matches(schema: dict[str, Any] | bool | None = None) -> Verifier:
 def _equals(extractor: Callable[[str], str | None], wanted: str) -> Verifier:
     def verify(text: str, until: Deadline | None) -> Verdict:
         value = extractor(text)
-        told = "there is no answer in it" if value is None else f"the answer is {cut(value)}, not {wanted}"
-        return _verdict(value == wanted, told)
+        reason = "there is no answer in it" if value is None else f"the answer is {cut(value)}, not {wanted}"
+        return _verdict(value == wanted, reason)
 
     return TimedVerifier(verify)
 
@@ -91,18 +91,18 @@ _BY_NAME: dict[str, Callable[[str], Verifier]] = {
 VERIFIERS = ("number:N", "choice:A", "contains:TEXT", "regex:PATTERN", "json", "json:SCHEMA")
 
 
-def find_verifier(given: str | Verifier, field: str = "verify") -> Verifier:
+def find_verifier(named: str | Verifier, field: str = "verify") -> Verifier:
     """Returns a verifier for a name: one of a plugin, or a built-in one with its argument (`number:72`,
     `choice:B`, `contains:Paris`, `regex:^yes`, `json`, `json:{"type": "object"}`). A function is returned as
     it is. An error is about `field`."""
-    if callable(given):
-        return given
-    if isinstance(given, str):
-        if given in OWN_VERIFIERS:
-            return OWN_VERIFIERS[given]
-        if given == "json":
+    if callable(named):
+        return named
+    if isinstance(named, str):
+        if named in OWN_VERIFIERS:
+            return OWN_VERIFIERS[named]
+        if named == "json":
             return json_matches()
-        name, colon, argument = given.partition(":")
+        name, colon, argument = named.partition(":")
         if colon and name == "json":
             try:
                 return json_matches(json.loads(argument))
@@ -111,6 +111,6 @@ def find_verifier(given: str | Verifier, field: str = "verify") -> Verifier:
                 raise GlassloopError.about(field, problem) from None
         if colon and argument and name in _BY_NAME:
             return _BY_NAME[name](argument)
-    known = ", ".join((*VERIFIERS, *OWN_VERIFIERS))
-    own = "or one of your own: @verifier in a file of --plugin (in Python: a function)"
-    raise GlassloopError.about(field, f"is {shown(given)}; one of {known} is expected, {own}")
+    names = ", ".join((*VERIFIERS, *OWN_VERIFIERS))
+    your_own = "or one of your own: @verifier in a file of --plugin (in Python: a function)"
+    raise GlassloopError.about(field, f"is {shown(named)}; one of {names} is expected, {your_own}")

@@ -63,14 +63,14 @@ class IFEval:
         if not isinstance(kinds, list) or not isinstance(arguments, list) or len(kinds) != len(arguments):
             problem = "and kwargs differ in length or are missing; two lists of the same length are expected"
             raise GlassloopError.about("instruction_id_list", problem)
-        found = []
-        for kind, given in zip(kinds, arguments, strict=True):
+        instructions = []
+        for kind, options in zip(kinds, arguments, strict=True):
             if kind not in _CHECKS:
                 problem = f"has {shown(kind)}; one of {', '.join(sorted(_CHECKS))} is expected"
                 raise GlassloopError.about("instruction_id_list", problem)
-            values = {name: value for name, value in (given or {}).items() if value is not None}
-            found.append(Instruction(kind, values))
-        return cls(tuple(found), loose)
+            values = {name: value for name, value in (options or {}).items() if value is not None}
+            instructions.append(Instruction(kind, values))
+        return cls(tuple(instructions), loose)
 
     def check(self) -> None:
         """Raises GlassloopError if an instruction needs a library that is not installed."""
@@ -86,7 +86,7 @@ class IFEval:
 
 
 def follows(instruction: Instruction, text: str, *, loose: bool = False) -> bool:
-    """Tells whether a text follows an instruction."""
+    """Returns whether a text follows an instruction."""
     check = _CHECKS[instruction.kind]
     variants = _variants(text[:LONGEST]) if loose else [text[:LONGEST]]
     try:
@@ -202,8 +202,8 @@ def _constrained(text: str) -> bool:
 def _highlights(text: str, num_highlights: int) -> bool:
     single = re.findall(r"\*[^\n*]*\*", text)
     double = re.findall(r"\*\*[^\n*]*\*\*", text)
-    count = sum(bool(found.strip("*").strip()) for found in single)
-    return count + sum(bool(found[2:-2].strip()) for found in double) >= num_highlights
+    count = sum(bool(highlight.strip("*").strip()) for highlight in single)
+    return count + sum(bool(highlight[2:-2].strip()) for highlight in double) >= num_highlights
 
 
 @_check("detectable_format:multiple_sections")
@@ -286,10 +286,10 @@ def detect_language(text: str) -> str | None:
     has nothing to detect it by, which counts as followed, as published."""
     library = _detector()
     try:
-        found: str = library.detect(text)
+        language: str = library.detect(text)
     except library.LangDetectException:
         return None
-    return found
+    return language
 
 
 def _detector() -> Any:

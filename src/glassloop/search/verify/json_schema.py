@@ -1,7 +1,10 @@
 """Checks a JSON value against a JSON schema: the keywords that describe a value's own shape.
 
-Written here because a verifier needs a bounded cost and no library beside the core ones. A schema with a
-keyword that is not known is refused, so that nothing is silently left unchecked.
+Written here because a verifier needs a bounded cost and no library beside the core ones. llguidance, which
+makes the model follow a schema, cannot judge a text of another origin: it accepts the properties of an object
+only in the schema's order and numbers only as it would write them, and it has no `not`, `oneOf`, `contains`
+and `uniqueItems`. A schema with a keyword that is not known is refused, so that nothing is silently left
+unchecked.
 """
 
 from __future__ import annotations
@@ -57,15 +60,16 @@ Schema = Mapping[str, Any] | bool
 def check_schema(schema: Any, until: Deadline | None = None) -> None:
     """Raises GlassloopError for a schema that is invalid or has a keyword that is not supported, or whose
     patterns take too long to compile."""
-    seen, references = dict[int, Any](), list[str]()
-    _check(schema, pattern_seconds(until, _WHAT), seen, references, 0)
+    schemas, references = dict[int, Any](), list[str]()
+    _check(schema, pattern_seconds(until, _WHAT), schemas, references, 0)
     for reference in references:
-        found = _resolve(reference, schema)
-        _expect(isinstance(found, bool) or id(found) in seen, "$ref", reference, "a reference to a schema")
+        target = _resolve(reference, schema)
+        is_schema = isinstance(target, bool) or id(target) in schemas
+        _expect(is_schema, "$ref", reference, "a reference to a schema")
 
 
-def _check(schema: Any, until: Deadline, seen: dict[int, Any], references: list[str], depth: int) -> None:
-    """Checks a part of a schema. Adds each schema in it to `seen`, by its id, and what refers to others to
+def _check(schema: Any, until: Deadline, schemas: dict[int, Any], references: list[str], depth: int) -> None:
+    """Checks a part of a schema. Adds each schema in it to `schemas`, by its id, and what refers to others to
     `references`."""
     if isinstance(schema, bool):
         return
@@ -73,24 +77,24 @@ def _check(schema: Any, until: Deadline, seen: dict[int, Any], references: list[
         raise GlassloopError.about(
             "schema", f"has {shown(schema)}; an object of at most {_DEEPEST} levels is expected"
         )
-    seen[id(schema)] = schema
+    schemas[id(schema)] = schema
     for name, value in schema.items():
         if name not in _KNOWN:
             raise GlassloopError.about("schema", f"has {shown(name)}, which is not supported")
         if name in ("properties", "$defs", "definitions"):
             _expect(isinstance(value, Mapping), name, value, "an object")
             for each in value.values():
-                _check(each, until, seen, references, depth + 1)
+                _check(each, until, schemas, references, depth + 1)
         elif name in ("allOf", "anyOf", "oneOf", "prefixItems"):
             _expect(isinstance(value, list) and bool(value), name, value, "a list of schemas")
             for each in value:
-                _check(each, until, seen, references, depth + 1)
+                _check(each, until, schemas, references, depth + 1)
         elif name in ("items", "contains", "not", "additionalProperties"):
-            _check(value, until, seen, references, depth + 1)
+            _check(value, until, schemas, references, depth + 1)
         elif name == "type":
             for each in [value] if isinstance(value, str) else value if isinstance(value, list) else [None]:
-                known = isinstance(each, str) and each in _TYPES
-                _expect(known, name, value, f"one of {', '.join(_TYPES)}")
+                is_type = isinstance(each, str) and each in _TYPES
+                _expect(is_type, name, value, f"one of {', '.join(_TYPES)}")
         elif name == "pattern":
             _expect(isinstance(value, str), name, value, "a regular expression")
             check_pattern(value, until)
@@ -168,16 +172,16 @@ def _mismatch(value: Any, schema: Schema, work: _Work, at: str, depth: int) -> s
 
 
 def _resolve(reference: str, root: Schema) -> Schema:
-    found: Any = root
+    target: Any = root
     for part in reference.lstrip("#").strip("/").split("/"):
         if part:
             name = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or name not in found:
+            if not isinstance(target, Mapping) or name not in target:
                 raise GlassloopError.about(
                     "schema.$ref", f"is {shown(reference)}, which the schema does not have"
                 )
-            found = found[name]
-    return found  # type: ignore[no-any-return]
+            target = target[name]
+    return target  # type: ignore[no-any-return]
 
 
 def _is_type(value: Any, name: str) -> bool:
@@ -245,8 +249,8 @@ def _wrong_combination(value: Any, schema: Mapping[str, Any], work: _Work, at: s
     for wrong in wrongs("allOf"):
         if wrong is not None:
             return wrong
-    if "anyOf" in schema and all(found := list(wrongs("anyOf"))):
-        return found[0]
+    if "anyOf" in schema and all(problems := list(wrongs("anyOf"))):
+        return problems[0]
     if "oneOf" in schema and sum(wrong is None for wrong in wrongs("oneOf")) != 1:
         return f"{at} follows not exactly one of its schemas"
     if "not" in schema and _mismatch(value, schema["not"], work, at, depth + 1) is None:
@@ -260,9 +264,9 @@ def _wrong_object(
     for name in schema.get("required", ()):
         if name not in value:
             return f"{at} has no {shown(name)}"
-    known = schema.get("properties", {})
+    properties = schema.get("properties", {})
     for name, each in value.items():
-        wanted = known[name] if name in known else schema.get("additionalProperties", True)
+        wanted = properties[name] if name in properties else schema.get("additionalProperties", True)
         wrong = _mismatch(
             each, wanted, work, f"{at}.{name}" if name.isidentifier() else f"{at}[…]", depth + 1
         )
@@ -293,7 +297,7 @@ def _key(value: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tells whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    """Returns whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

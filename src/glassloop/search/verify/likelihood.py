@@ -32,8 +32,8 @@ def score_each(llm: LocalModel, pairs: Sequence[Scored]) -> list[float]:
 
 def logprobs_each(llm: LocalModel, pairs: Sequence[Scored]) -> list[list[float]]:
     """Returns the log-probability of each token of each continuation."""
-    found: dict[int, list[float]] = dict(_scored(llm, pairs))
-    return [found[place] for place in range(len(pairs))]
+    by_place: dict[int, list[float]] = dict(_scored(llm, pairs))
+    return [by_place[place] for place in range(len(pairs))]
 
 
 def _scored(llm: LocalModel, pairs: Sequence[Scored]) -> Iterator[tuple[int, list[float]]]:
@@ -90,9 +90,9 @@ def encode_pair(llm: LocalModel, context: str, continuation: str) -> Scored:
     Spaces at the end of the context belong to the continuation, as in most tokenizers they do."""
     stripped = context.rstrip(" ")
     continuation = context[len(stripped) :] + continuation
-    known, whole = llm.tokenizer.encode(stripped), llm.tokenizer.encode(stripped + continuation)
+    alone, whole = llm.tokenizer.encode(stripped), llm.tokenizer.encode(stripped + continuation)
     shared = 0
-    while shared < min(len(known), len(whole) - 1) and known[shared] == whole[shared]:
+    while shared < min(len(alone), len(whole) - 1) and alone[shared] == whole[shared]:
         shared += 1
     if not shared:
         raise GlassloopError.about("question", "is empty; at least one token is expected before a choice")

@@ -40,7 +40,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _goes_on(before: str, end: str, after: str) -> bool:
-    """Tells whether a sentence goes on after what looks like its end."""
+    """Returns whether a sentence goes on after what looks like its end."""
     following = after.lstrip()[:1]
     if following.islower():
         return True

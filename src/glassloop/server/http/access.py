@@ -122,17 +122,17 @@ class AccessControl:
             return None
         if not any(route.matches({**scope, "method": method})[0] is Match.FULL for route in self._routes):
             return APIError(404, f"there is no {printable(method)} {printable(scope['path'])}").response
-        told = {
+        allowed = {
             "access-control-allow-methods": method,
             "access-control-max-age": "600",
             "vary": "access-control-request-method, access-control-request-headers",
         }
         names = headers.get("access-control-request-headers", "")
         if _NAMES.fullmatch(names):
-            told["access-control-allow-headers"] = names
+            allowed["access-control-allow-headers"] = names
         if headers.get("access-control-request-private-network") == "true":
-            told["access-control-allow-private-network"] = "true"
-        return Response(status_code=204, headers=told)
+            allowed["access-control-allow-private-network"] = "true"
+        return Response(status_code=204, headers=allowed)
 
     def _check(self, scope: Scope, is_allowed: bool, needs_key: bool) -> None:
         headers, path = Headers(scope=scope), scope["path"]
@@ -165,10 +165,10 @@ class AccessControl:
                 return True
         return False
 
-    def is_key(self, given: bytes) -> bool:
-        """Returns whether this is one of the keys. All are compared, each in a time that does not tell how
+    def is_key(self, offered: bytes) -> bool:
+        """Returns whether this is one of the keys. All are compared, each in a time that does not show how
         much of it was right."""
-        same = [hmac.compare_digest(given, key.encode()) for key in self._settings.api_keys]
+        same = [hmac.compare_digest(offered, key.encode()) for key in self._settings.api_keys]
         return any(same)
 
     def _record(self, scope: Scope, method: str, status: int, run: str | None, seconds: float) -> None:
@@ -196,15 +196,15 @@ def _is_under(path: str, places: Sequence[str]) -> bool:
 
 
 def _host(headers: Headers) -> str:
-    found = _HOST.fullmatch(headers.get("host", "").lower())
-    return "" if found is None else found[1] or found[2]
+    match = _HOST.fullmatch(headers.get("host", "").lower())
+    return "" if match is None else match[1] or match[2]
 
 
 def _is_foreign(headers: Headers) -> bool:
     """Returns whether a browser sent this for a page of another site, whatever the method.
 
-    Browsers tell: in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it. Other programs
-    send neither.
+    Browsers say so in `Sec-Fetch-Site`, and in `Origin` where a page's script or form sends it. Other
+    programs send neither.
     """
     if headers.get("sec-fetch-site", "").lower() in ("cross-site", "same-site"):
         return True

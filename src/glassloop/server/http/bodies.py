@@ -77,9 +77,9 @@ class Bodies:
     async def read(self, request: Request, model: type[M]) -> M:
         """Returns the validated JSON body."""
         if not is_json(request.headers.get("content-type")):
-            given = request.headers.get("content-type")
-            found = printable(given) if given else "missing"
-            message = f"the header content-type is {found}; send content-type: application/json"
+            content_type = request.headers.get("content-type")
+            shown_type = printable(content_type) if content_type else "missing"
+            message = f"the header content-type is {shown_type}; send content-type: application/json"
             raise APIError(415, message, code="wrong_content_type")
 
         async def use(data: bytes) -> M:
@@ -182,10 +182,10 @@ def _field_before(data: bytes, place: int) -> str | None:
 
 def _place(message: str, data: bytes) -> int:
     """Returns the place in the data that the parser names in its message."""
-    found = re.search(r"line (\d+) column (\d+)", message)
-    if found is None:
+    match = re.search(r"line (\d+) column (\d+)", message)
+    if match is None:
         return 0
-    line, column = int(found[1]), int(found[2])
+    line, column = int(match[1]), int(match[2])
     before = data.split(b"\n", line - 1)[: line - 1]
     return sum(len(each) + 1 for each in before) + column - 1
 
@@ -193,14 +193,14 @@ def _place(message: str, data: bytes) -> int:
 def check_names(body: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Returns the fields of the model that the body has, and refuses the first name that is none. Parameters
     that are not supported may be null: some clients send every parameter that they know."""
-    known = {field.alias or name for name, field in model.model_fields.items()}
+    names = {field.alias or name for name, field in model.model_fields.items()}
     for name, value in body.items():
-        if name in UNSUPPORTED and name not in known:
+        if name in UNSUPPORTED and name not in names:
             if value is not None:
                 raise unsupported(name, UNSUPPORTED[name])
-        elif name not in known:
-            raise unknown_parameter(printable(name), known)
-    return {name: value for name, value in body.items() if name in known}
+        elif name not in names:
+            raise unknown_parameter(printable(name), names)
+    return {name: value for name, value in body.items() if name in names}
 
 
 class _ReadRequest(Request):

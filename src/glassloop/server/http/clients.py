@@ -30,17 +30,17 @@ def offered_keys(scope: Scope) -> list[bytes]:
     """Returns the keys that a request offers: in `Authorization` or `X-Api-Key`, else in the cookie and, for
     the page at `/`, in the query."""
     headers = Headers(scope=scope)
-    kind, _, given = headers.get("authorization", "").partition(" ")
+    kind, _, token = headers.get("authorization", "").partition(" ")
     # A header is bytes; clients write a key that is not ASCII as UTF-8.
-    found = [given.strip().encode("latin-1")] if kind.lower() == "bearer" else []
-    found += [headers["x-api-key"].encode("latin-1")] if "x-api-key" in headers else []
-    if found:
-        return found
+    keys = [token.strip().encode("latin-1")] if kind.lower() == "bearer" else []
+    keys += [headers["x-api-key"].encode("latin-1")] if "x-api-key" in headers else []
+    if keys:
+        return keys
     cookie = _cookie(headers.get("cookie", ""))
-    found = [] if cookie is None else [unquote_to_bytes(cookie)]
+    keys = [] if cookie is None else [unquote_to_bytes(cookie)]
     if scope["path"] == "/":
-        found += _queried(scope["query_string"].decode("latin-1"))
-    return found
+        keys += _queried(scope["query_string"].decode("latin-1"))
+    return keys
 
 
 def _cookie(header: str) -> str | None:
@@ -89,8 +89,8 @@ class SharedPlaces:
 
     def take(self, client: str) -> bool:
         """Takes a place for a client, if there is one for it."""
-        own, free = self._taken[client], self.most - self._taken.total()
-        if free < 1 or own >= free:
+        taken, free = self._taken[client], self.most - self._taken.total()
+        if free < 1 or taken >= free:
             return False
         self._taken[client] += 1
         return True

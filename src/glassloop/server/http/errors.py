@@ -219,7 +219,7 @@ def _expected(kind: str, details: Mapping[str, Any]) -> str | None:
     """Returns what is expected instead of a value with one of pydantic's errors, None if that is not known
     here."""
     if kind == "literal_error":
-        return re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), details["expected"])
+        return re.sub(r"\b(True|False)\b", lambda match: match[0].lower(), details["expected"])
     for name, words in (
         ("ge", "at least {}"),
         ("le", "at most {}"),

@@ -1,6 +1,6 @@
 """How models write tool calls: one form for each family, as data.
 
-A chat template that has tools also shows the form, by which it is recognized here. Where a template has no
+A chat template that has tools also shows the form, and is recognized here by it. Where a template has no
 place for tools, they are described in the system message, and calls have the form `HERMES`.
 """
 
@@ -119,7 +119,7 @@ def has_calls(template: ChatTemplate) -> bool:
 
 
 def form_of(template: ChatTemplate) -> CallForm | None:
-    """Returns the form in which the model of a template writes calls, None if that is not known."""
+    """Returns the form of the calls that the model of a template writes, None if it is not known."""
     if not has_tools(template):
         return HERMES
     # In a template a text may be a Jinja string, where line ends and quotes are escaped.
@@ -147,26 +147,26 @@ def describe_tools(functions: Sequence[dict[str, Any]]) -> str:
 def write_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns messages without tool calls and results, which become text, for templates that have no place
     for them."""
-    made: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
     results = False  # the last message has results of tools
     for each in messages:
         if each.get("tool_calls"):
             calls = [_written(call) for call in each["tool_calls"]]
             content = "\n".join([*filter(None, [_text(each)]), *calls])
             plain = {name: value for name, value in each.items() if name != "tool_calls"}
-            made.append({**plain, "content": content})
+            written.append({**plain, "content": content})
         elif each["role"] in ("tool", "function"):
             result = f"<tool_response>\n{_text(each)}\n</tool_response>"
             if results:
-                made[-1]["content"] += f"\n{result}"
+                written[-1]["content"] += f"\n{result}"
             else:
-                made.append({"role": "user", "content": result})
+                written.append({"role": "user", "content": result})
             results = True
             continue
         else:
-            made.append(each)
+            written.append(each)
         results = False
-    return made
+    return written
 
 
 def add_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -180,12 +180,12 @@ def add_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, 
 def add_to_first(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     """Returns messages with a text before the first one by the user, for templates without system
     messages."""
-    made = list(messages)
-    place = next((i for i, each in enumerate(made) if each["role"] == "user"), None)
+    extended = list(messages)
+    place = next((i for i, each in enumerate(extended) if each["role"] == "user"), None)
     if place is None:
-        return [{"role": "user", "content": text}, *made]
-    made[place] = {**made[place], "content": f"{text}\n\n{_text(made[place])}"}
-    return made
+        return [{"role": "user", "content": text}, *extended]
+    extended[place] = {**extended[place], "content": f"{text}\n\n{_text(extended[place])}"}
+    return extended
 
 
 def _written(call: dict[str, Any]) -> str:

@@ -174,15 +174,15 @@ class SearchChat(ChatChoices):
                 withdraw(search, requests, wait=False)
 
 
-def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request) -> Running:
+def _make(service: Service, body: ChatBody, search_body: SearchBody, prepared: Request) -> Running:
     """Returns the search that a body asks for, within the server's limits."""
-    options = dict(asked.options or {})
-    count = asked.n if asked.n is not None else asked.samples
+    options = dict(search_body.options or {})
+    count = search_body.n if search_body.n is not None else search_body.samples
     if count is not None:
         options["n"] = count
     try:
         service.llm.check_computes("search")
-        method = make_method(asked.method, options)
+        method = make_method(search_body.method, options)
         _check_options(service, method)
         sampling = prepared.sampling
         if "temperature" not in body.given and sampling.temperature == 1.0:
@@ -201,11 +201,11 @@ def _make(service: Service, body: ChatBody, asked: SearchBody, prepared: Request
             service.llm,
             request,
             method,
-            _budget(service, asked),
-            extractor=_named("extract", named_extractor, asked.extract),
-            verifier=_named("verify", named_verifier, asked.verify),
-            judge=_named("judge", named_verifier, asked.judge),
-            named={"extract": asked.extract, "verify": asked.verify, "judge": asked.judge},
+            _budget(service, search_body),
+            extractor=_named("extract", named_extractor, search_body.extract),
+            verifier=_named("verify", named_verifier, search_body.verify),
+            judge=_named("judge", named_verifier, search_body.judge),
+            named={"extract": search_body.extract, "verify": search_body.verify, "judge": search_body.judge},
         )
     except (APIError, Busy, SamplingError):  # the last is about an option of the paths, beside `search`
         raise
@@ -231,13 +231,13 @@ def _check_options(service: Service, method: Search) -> None:
             raise invalid(f"search.{name}", f"search.{name} is {value}; at most {most} is expected")
 
 
-def _budget(service: Service, asked: SearchBody) -> Budget:
+def _budget(service: Service, search_body: SearchBody) -> Budget:
     """Returns the budget of a search: that of the client, and no more than the server allows."""
-    given = Budget.of(None if asked.budget is None else asked.budget.given)
+    budget = Budget.of(None if search_body.budget is None else search_body.budget.given)
     branches = _BRANCHES * service.settings.most_choices
     seconds = service.settings.timeout
     return Budget(
-        given.tokens,
-        seconds if given.seconds is None else min(seconds, given.seconds),
-        branches if given.branches is None else min(branches, given.branches),
+        budget.tokens,
+        seconds if budget.seconds is None else min(seconds, budget.seconds),
+        branches if budget.branches is None else min(branches, budget.branches),
     )

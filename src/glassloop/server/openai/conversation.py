@@ -105,13 +105,13 @@ def encode_messages(
 
 def as_recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Returns messages as the record of a run has them: as they were sent, less what no template reads."""
-    made = []
+    recorded = []
     for message in messages:
         each = message.model_dump(exclude_none=True, exclude={"annotations"})
         if isinstance(message.content, list):
             each["content"] = [{"type": part.type, "text": part.text} for part in message.content]
-        made.append(each)
-    return made
+        recorded.append(each)
+    return recorded
 
 
 def encode(
@@ -142,7 +142,7 @@ def encode(
         ids = _write(tokenizer, messages, {**options, "tools": described})
         if ids != _write(tokenizer, messages, options):
             return ids
-    # The template has no place for tools. The system message tells them, or the first one by the user where
+    # The template has no place for tools. The system message lists them, or the first one by the user where
     # the template has no system messages.
     text = describe_tools([tool.function for tool in tools])
     try:
@@ -159,8 +159,8 @@ def _for_another_engine(
     values: dict[str, Any] | None,
 ) -> list[int]:
     """Returns the id that stands for a conversation which another engine writes with its own template."""
-    given = {"tools": tools, "continue_final_message": continued, "chat_template_kwargs": values}
-    for name, value in given.items():
+    fields = {"tools": tools, "continue_final_message": continued, "chat_template_kwargs": values}
+    for name, value in fields.items():
         if value:
             problem = f"is given; messages are passed on to {service.llm.upstream}, without it"
             raise TextError.about(name, problem)
@@ -202,15 +202,15 @@ _SHORT_IDS = "length != 9"  # Mistral's templates refuse ids of calls that do no
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message with an id of nine characters in place of each id of a call."""
-    made = dict(message)
-    if isinstance(made.get("tool_call_id"), str):
-        made["tool_call_id"] = _short_id(made["tool_call_id"])
-    if made.get("tool_calls"):
-        made["tool_calls"] = [
+    shortened = dict(message)
+    if isinstance(shortened.get("tool_call_id"), str):
+        shortened["tool_call_id"] = _short_id(shortened["tool_call_id"])
+    if shortened.get("tool_calls"):
+        shortened["tool_calls"] = [
             {**call, "id": _short_id(str(call.get("id", place)))}
-            for place, call in enumerate(made["tool_calls"])
+            for place, call in enumerate(shortened["tool_calls"])
         ]
-    return made
+    return shortened
 
 
 def _short_id(id: str) -> str:
@@ -225,7 +225,7 @@ def _knows_null(template: ChatTemplate) -> bool:
 
 def _parse_arguments(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns tool calls with their arguments as objects, where these are the JSON text of one."""
-    made = []
+    parsed = []
     for call in calls:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
@@ -233,8 +233,8 @@ def _parse_arguments(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 arguments = from_json(function["arguments"], allow_inf_nan=False)
                 if isinstance(arguments, dict):
                     call = {**call, "function": {**function, "arguments": arguments}}
-        made.append(call)
-    return made
+        parsed.append(call)
+    return parsed
 
 
 _NOT_WRITTEN = {
@@ -245,7 +245,7 @@ _NOT_WRITTEN = {
 
 def _plain(messages: Sequence[Message], no_text: str | None) -> list[dict[str, Any]]:
     """Returns messages as templates expect them. `no_text` is the content of those that only call tools."""
-    made = []
+    plain = []
     for message in messages:
         each = message.model_dump(exclude_none=True, exclude=_NOT_WRITTEN)
         if each["role"] == "developer":
@@ -256,5 +256,5 @@ def _plain(messages: Sequence[Message], no_text: str | None) -> list[dict[str, A
             each["content"] = message.refusal
         elif message.content is None and message.tool_calls:
             each["content"] = no_text
-        made.append(each)
-    return made
+        plain.append(each)
+    return plain

@@ -75,9 +75,9 @@ class ToolUse:
     ) -> None:
         assert tokenizer.chat_template is not None
         self.demanded = choice != "auto"
-        known = form_of(tokenizer.chat_template)
-        self._form = known or (PLAIN if self.demanded else HERMES)
-        self._has_grammar = known is not None or self.demanded
+        form = form_of(tokenizer.chat_template)
+        self._form = form or (PLAIN if self.demanded else HERMES)
+        self._has_grammar = form is not None or self.demanded
         self._most = None if parallel else 1
         self._tokenizer = tokenizer
         self._tools = _chosen(tools, choice)
@@ -88,11 +88,11 @@ class ToolUse:
         """Returns the options with the grammar of the calls, and what is built from them. Calls that are not
         demanded have no grammar if the text has another one, if their form is not known, or if the schema of
         a tool cannot be enforced."""
-        own = next((name for name in CONSTRAINTS if name in options), None)
-        if self.demanded and own is not None:
-            message = f"tool_choice demands a call; {own} or response_format cannot be given with it"
+        constraint = next((name for name in CONSTRAINTS if name in options), None)
+        if self.demanded and constraint is not None:
+            message = f"tool_choice demands a call; {constraint} or response_format cannot be given with it"
             raise invalid("tool_choice", message)
-        may_have = self._has_grammar and own is None and not options.get("ignore_eos")
+        may_have = self._has_grammar and constraint is None and not options.get("ignore_eos")
         if not may_have and not self.demanded:
             return _build(service, options)
         try:
@@ -171,8 +171,8 @@ def tools_in_use(
     demanded = choice not in (None, "auto", "none")
     if choice == "none" or not (tools or demanded):
         return None
-    asked = choice.function if isinstance(choice, NamedTool) else choice or "auto"
-    return ToolUse(service.llm.tokenizer, tools or (), asked, parallel=parallel is not False)
+    name = choice.function if isinstance(choice, NamedTool) else choice or "auto"
+    return ToolUse(service.llm.tokenizer, tools or (), name, parallel=parallel is not False)
 
 
 def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[ToolCall]]:
@@ -205,13 +205,13 @@ def _build(service: Service, options: dict[str, Any]) -> tuple[Sampling, Compile
 
 
 def _chosen(tools: Sequence[Tool], choice: str | FunctionName) -> Sequence[Tool]:
-    """Returns the tools of which one may be called."""
+    """Returns the tools that may be called."""
     if isinstance(choice, str):
         return tools
-    found = [tool for tool in tools if tool.function.get("name") == choice.name]
-    if not found:
+    named = [tool for tool in tools if tool.function.get("name") == choice.name]
+    if not named:
         raise invalid("tool_choice", f"tool_choice names {shown(choice.name)}, which is no tool")
-    return found[:1]
+    return named[:1]
 
 
 def _name(tool: Tool) -> str:
@@ -276,10 +276,10 @@ def find_calls(text: str, form: CallForm) -> tuple[str, list[CalledFunction]]:
         content, *blocks = text.split(form.mark)
     calls = []
     for block in blocks:
-        found, after = _read_json(block, form) if form.is_json else _read_named(block, form)
-        if not found:
+        block_calls, after = _read_json(block, form) if form.is_json else _read_named(block, form)
+        if not block_calls:
             return text, []
-        calls += found
+        calls += block_calls
         content += after.lstrip()
     return content, calls
 
@@ -314,9 +314,9 @@ def _read_named(block: str, form: CallForm) -> tuple[list[CalledFunction], str]:
     ending = re.compile(rf"\s*(?:{after})?")
     calls: list[CalledFunction] = []
     at = 0
-    while (found := start.match(block, at)) and (head or not calls):
-        value, at = _value(block, found.end())
-        call = _call(found[1], value)
+    while (match := start.match(block, at)) and (head or not calls):
+        value, at = _value(block, match.end())
+        call = _call(match[1], value)
         if call is None:
             return [], block
         calls.append(call)

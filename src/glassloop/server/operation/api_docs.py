@@ -137,8 +137,8 @@ def _curl(method: str, path: str, example: Example, base: str, model: str) -> st
 def _values(path: str, example: Example, model: str) -> dict[str, str]:
     """Returns the parameters in a path with their values in the example, which may be empty."""
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    found = {name: example.path.get(name, "") for name in names}
-    return {name: model if value == "MODEL" else value for name, value in found.items()}
+    values = {name: example.path.get(name, "") for name in names}
+    return {name: model if value == "MODEL" else value for name, value in values.items()}
 
 
 def _form(method: str, path: str, example: Example, model: str) -> str:
@@ -186,20 +186,20 @@ def _pretty(body: dict[str, Any]) -> str:
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
-    made = "".join(
+    body = "".join(
         f"<tr><td><code>{escape(name)}</code><td>{escape(kind)}<td>{escape(about)}"
         for name, kind, about in rows
     )
     # It may be wider than the page, and is then scrolled with the keyboard too.
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table>{made}</table></div>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table>{body}</table></div>'
 
 
 def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
     """Returns (name, type, description) of each parameter and field of an operation, by where it belongs."""
-    made: dict[str, list[tuple[str, str, str]]] = {"Parameters": [], "Body": [], "Answer": []}
+    fields: dict[str, list[tuple[str, str, str]]] = {"Parameters": [], "Body": [], "Answer": []}
     for each in operation.get("parameters", []):
         kind = f"{_type(each.get('schema', {}))}, {each['in']}"
-        made["Parameters"].append((each["name"], kind, each.get("description", "")))
+        fields["Parameters"].append((each["name"], kind, each.get("description", "")))
     answer: dict[str, Any] = next(
         (each for status, each in operation["responses"].items() if status < "300"), {}
     )
@@ -209,8 +209,8 @@ def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, lis
             schema = schemas.get(schema.get("$ref", "").rsplit("/", 1)[-1], schema)
             for name, each in schema.get("properties", {}).items():
                 required = " (required)" if place == "Body" and name in schema.get("required", ()) else ""
-                made[place].append((name, _type(each) + required, each.get("description", "")))
-    return made
+                fields[place].append((name, _type(each) + required, each.get("description", "")))
+    return fields
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -183,7 +183,7 @@ EXAMPLES = {
         {"prompt": _START, "alpha": 4.0, "steps": 2, "sampling": {"max_tokens": 6, "temperature": 0.25}},
     ),
     "POST /api/diffusions": Example(
-        "Writes a text by filling masks, in passes; a stream tells what each pass has filled.",
+        "Writes a text by filling masks, in passes; a stream reports what each pass has filled.",
         {
             "prompt": "The old man sat down and",
             "sampling": {"max_tokens": 16, "seed": 7},

@@ -43,7 +43,7 @@ class ServerSettings:
     access_log: bool = True  # whether each request is logged
     allow_origins: tuple[str, ...] = ()  # sites whose pages may use the API from a browser
     training: Path | None = None  # a folder of training runs whose curves are shown, or one of them
-    aliases: tuple[str, ...] = ()  # other names by which clients may ask for the model
+    aliases: tuple[str, ...] = ()  # other names of the model that clients may use
     static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class ServerSettings:
         if not isinstance(self.store, str | Path | None):
             raise GlassloopError.about("store", f"is {shown(self.store)}; a file or a URL is expected")
         if not isinstance(self.api_keys, tuple) or not all(isinstance(key, str) for key in self.api_keys):
-            # The message must not tell the key.
+            # The message must not show the key.
             problem = f"is a {type(self.api_keys).__name__}; a list of texts is expected, as in [KEY]"
             raise GlassloopError.about("api_keys", problem)
         if any(not key.strip() for key in self.api_keys):

@@ -1,4 +1,4 @@
-"""Tells what holds up the event loop: all clients wait for a callback that computes for long.
+"""Reports what holds up the event loop: all clients wait for a callback that computes for long.
 
 The loop notes the processor time of its thread again and again, and another thread looks whether it still
 does. Time in which the loop's thread waits is not counted, for the interpreter's lock or for a busy machine.
@@ -24,12 +24,12 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 class Watchdog:
-    """Watches the running event loop from a thread of its own until `close`. `tell(seconds, place)` is called
+    """Watches the running event loop from a thread of its own until `close`. Calls `report(seconds, place)`
     when the loop is found held up, and once more with the whole time when it goes on. Systems on which a
     thread cannot read another one's clock have no watchdog."""
 
-    def __init__(self, tell: Callable[[float, str], None], longest: float = LONGEST) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[float, str], None], longest: float = LONGEST) -> None:
+        self._report = report
         self._longest = longest
         self._every = longest / 2.5  # seconds between two looks
         self._loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Watchdog:
         """Notes that the loop goes on, on its thread."""
         seconds = time.thread_time() - self._noted
         if seconds > self._longest:
-            self._tell(seconds, self._place or self._place_of(None, seconds))
+            self._report(seconds, self._place or self._place_of(None, seconds))
         self._noted, self._place, self._collected = time.thread_time(), "", 0.0
         if not self._over.is_set():
             self._loop.call_later(self._every, self._note)
@@ -77,7 +77,7 @@ class Watchdog:
                 return
             if seconds > self._longest and not self._place:
                 self._place = self._place_of(sys._current_frames().get(self._thread_id), seconds)
-                self._tell(seconds, self._place)
+                self._report(seconds, self._place)
 
     def _place_of(self, frame: FrameType | None, seconds: float) -> str:
         begun, collected = self._collecting, self._collected
@@ -92,14 +92,14 @@ class Watched:
     """An application whose event loop is watched from its first request on. Ray Serve has a loop of its own
     for it, which is not there yet when the application is made."""
 
-    def __init__(self, app: ASGIApp, tell: Callable[[float, str], None]) -> None:
+    def __init__(self, app: ASGIApp, report: Callable[[float, str], None]) -> None:
         self._app = app
-        self._tell = tell
+        self._report = report
         self._watchdog: Watchdog | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._watchdog is None:
-            self._watchdog = Watchdog(self._tell)
+            self._watchdog = Watchdog(self._report)
         await self._app(scope, receive, send)
 
 
@@ -109,8 +109,8 @@ def _place_of(frame: FrameType) -> str:
     while True:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(_PACKAGE):
-            own = f"{path.relative_to(_PACKAGE)}:{frame.f_lineno} {frame.f_code.co_qualname}"
-            return own if frame.f_code.co_qualname == inner else f"{own} → {inner}"
+            place = f"{path.relative_to(_PACKAGE)}:{frame.f_lineno} {frame.f_code.co_qualname}"
+            return place if frame.f_code.co_qualname == inner else f"{place} → {inner}"
         if outer is None:
             return inner
         frame, outer = outer, outer.f_back

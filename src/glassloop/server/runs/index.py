@@ -134,18 +134,18 @@ class RunIndex:
         are more. If `brief`, texts may be cut."""
         limit = listing.limit or 0
         listing = replace(listing, owner=self.viewer)
-        asked = replace(listing, limit=limit + 1)
+        page = replace(listing, limit=limit + 1)
         if listing.search:
-            kept, found = await self._search(asked, client, brief)
+            kept, states = await self._search(page, client, brief)
         else:
-            kept = [] if self.storage is None else await self.storage.list(asked, brief)
-            found = _select(self.states, listing)
+            kept = [] if self.storage is None else await self.storage.list(page, brief)
+            states = _select(self.states, listing)
         ordered: list[tuple[float, str, RunState | KeptRun]] = [
             (each.added, each.entry.id, each)
             for each in kept
             if each.entry.id not in self._removed and each.entry.id not in self._states
         ]
-        ordered += [(state.added, state.run.id, state) for state in found]
+        ordered += [(state.added, state.run.id, state) for state in states]
         ordered.sort(key=lambda each: each[:2], reverse=True)
         return [each for _, _, each in ordered[:limit]], max(len(ordered), len(kept)) > limit
 
@@ -219,9 +219,9 @@ class RunIndex:
     def forget(self, state: RunState, for_good: bool = False) -> None:
         """Takes a run out of memory; with `for_good` out of the storage too, soon."""
         self._states.pop(state.run.id, None)
-        own = self._of_owner.get(state.owner, {})
-        own.pop(state.run.id, None)
-        if not own:
+        runs = self._of_owner.get(state.owner, {})
+        runs.pop(state.run.id, None)
+        if not runs:
             self._of_owner.pop(state.owner, None)
         state.tree.forget(state)
         if not state.tree.states:
@@ -239,11 +239,11 @@ class RunIndex:
         viewer = self.viewer
         if self.storage is not None and await self.storage.is_elsewhere(id, viewer):
             raise _still_running(id, ELSEWHERE)
-        found: Run | None = None
+        run: Run | None = None
         if self.storage is not None and self._known(id) is None:
             with suppress(APIError):  # a damaged run can be removed too
                 kept = await self.storage.get(id, viewer)
-                found = None if kept is None else kept.run
+                run = None if kept is None else kept.run
         stored = False if self.storage is None else await self.storage.remove(id, viewer)
         self._check_ended(id)  # it may have been continued meanwhile, and is then in the storage again
         state = self._known(id)
@@ -251,7 +251,7 @@ class RunIndex:
             raise _no_run(id)
         self._note_removed(id)
         if state is None:
-            return found
+            return run
         self.forget(state)
         return state.run
 
@@ -267,13 +267,13 @@ class RunIndex:
 
 
 def _select(states: Sequence[RunState], listing: Listing, stop: Stop | None = None) -> Sequence[RunState]:
-    found = []
+    selected = []
     for state in states:
         if stop is not None:
             stop.check()
         if listing.has(state.run, state.tree.id, state.added, state.owner):
-            found.append(state)
-    return found
+            selected.append(state)
+    return selected
 
 
 def _still_running(id: str, status: str) -> APIError:

@@ -164,11 +164,11 @@ def router(service: Service) -> APIRouter:
         def compute(deadline: Deadline) -> MadeEdit:
             return service.llm.apply(_edit, make, *args, deadline=deadline, sampling=sampling, **options)
 
-        made = await service.threads.read_model(request, compute, service.pools.editing)
+        edit = await service.threads.read_model(request, compute, service.pools.editing)
         tree = TreeState()
-        await service.runs.add_ended([RunState(run, tree, make.__name__) for run in made.runs])
+        await service.runs.add_ended([RunState(run, tree, make.__name__) for run in edit.runs])
         return await service.pools.rendering.run(
-            lambda: JSON(cast(EditShape, {**made.record, "tree": tree.id, "frames": made.frames}))
+            lambda: JSON(cast(EditShape, {**edit.record, "tree": tree.id, "frames": edit.frames}))
         )
 
     @routes.post("/infill", response_model=EditShape)

@@ -76,13 +76,13 @@ def router(service: Service) -> APIRouter:
         places = _explained(explain, run)
 
         def build(deadline: Deadline) -> bytes:
-            told: dict[int, Explanation] = {}
+            explanations: dict[int, Explanation] = {}
             for at in places:
                 try:
-                    told[at] = service.llm.explain(state.run, at, deadline=deadline)
+                    explanations[at] = service.llm.explain(state.run, at, deadline=deadline)
                 except NoSuchToken as error:
                     raise APIError(400, str(error), param="explain") from None
-            return page(run, told, others=others[::-1]).encode()
+            return page(run, explanations, others=others[::-1]).encode()
 
         body = await service.threads.read_model(request, build, service.pools.reading)
         return _file(body, _HTML, f"{run.id}.html")
@@ -116,11 +116,11 @@ def _sent(service: Service, state: RunState) -> Run:
     return run
 
 
-def _explained(asked: str | None, run: Run) -> list[int]:
+def _explained(query: str | None, run: Run) -> list[int]:
     """Returns the places of the tokens whose explanations a page is to have."""
-    if asked is None:
+    if query is None:
         return []
-    places = list(range(len(run.tokens))) if asked == "all" else sorted(set(map(int, asked.split(","))))
+    places = list(range(len(run.tokens))) if query == "all" else sorted(set(map(int, query.split(","))))
     if len(places) > _MOST_EXPLAINED:
         message = f"explain names {len(places)} tokens; at most {_MOST_EXPLAINED} are expected"
         raise APIError(400, message, param="explain")

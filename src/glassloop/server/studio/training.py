@@ -133,7 +133,7 @@ def _read_points(data: bytes) -> Iterator[Point]:
 
 
 def _last_points(run: RunFolder) -> list[Point]:
-    """Returns the points at the end of the curves: enough to tell where a run is."""
+    """Returns the points at the end of the curves: enough to see how far a run is."""
     try:
         with run.curves.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))

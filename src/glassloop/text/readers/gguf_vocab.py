@@ -101,12 +101,12 @@ def _with_merges(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], rul
         return texts if rule.byte_level else _replace_all(texts, SPACE_MARK, " ")
 
     def merges(pieces: Collection[str] | None) -> list[Pair]:
-        found = lines
+        merge_lines = lines
         if pieces is not None:
-            known = {piece.replace(" ", SPACE_MARK) for piece in pieces} if not rule.byte_level else pieces
-            wanted = {f"{piece[:cut]} {piece[cut:]}" for piece in known for cut in range(1, len(piece))}
-            found = [line for line in lines if line in wanted]
-        pairs = [line.split(" ") for line in found]
+            spellings = pieces if rule.byte_level else {piece.replace(" ", SPACE_MARK) for piece in pieces}
+            wanted = {f"{piece[:cut]} {piece[cut:]}" for piece in spellings for cut in range(1, len(piece))}
+            merge_lines = [line for line in lines if line in wanted]
+        pairs = [line.split(" ") for line in merge_lines]
         return list(
             zip(spaced([left for left, _ in pairs]), spaced([right for _, right in pairs]), strict=True)
         )
@@ -156,8 +156,8 @@ def _sentencepiece(fields: _Fields, vocabulary: Vocabulary, pieces: list[str], p
     vocab = _vocab(pieces, texts, vocabulary)
 
     def merges(pieces: Collection[str] | None) -> list[Pair]:
-        known = vocab if pieces is None else pieces
-        order = [i for i, text in enumerate(texts) if text in known and kinds[i] in mergeable]
+        allowed = vocab if pieces is None else pieces
+        order = [i for i, text in enumerate(texts) if text in allowed and kinds[i] in mergeable]
         order.sort(key=scores.__getitem__, reverse=True)
         return merges_from_order([texts[i] for i in order])
 
@@ -205,7 +205,7 @@ def _replace_all(pieces: list[str], old: str, new: str) -> list[str]:
 def _word_rule(fields: _Fields) -> WordRule:
     pre = fields.string("pre", "default")
     if pre not in GGUF_RULES:
-        from difflib import get_close_matches  # of which a file that can be read has no need
+        from difflib import get_close_matches  # not needed for a file that can be read
 
         near = get_close_matches(pre, GGUF_RULES, 3)
         hint = f"; near are {', '.join(near)}" if near else ""

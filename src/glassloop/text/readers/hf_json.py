@@ -119,9 +119,9 @@ def _spelling(path: Path, parts: list[dict[str, Any]]) -> Spelling:
         return Spelling.BYTE_LEVEL
     if kinds & {"Metaspace", "ByteFallback"}:
         return Spelling.SENTENCEPIECE
-    found = ", ".join(sorted(str(kind) for kind in kinds)) or "none"
+    names = ", ".join(sorted(str(kind) for kind in kinds)) or "none"
     raise TextError(
-        f"{path}: byte-level and SentencePiece vocabularies are supported; its components ({found}) belong to"
+        f"{path}: byte-level and SentencePiece vocabularies are supported; its components ({names}) belong to"
         " neither"
     )
 
@@ -152,12 +152,12 @@ def _rebuilt(backend: Backend, added: list[tuple[int, Any]]) -> Backend:
     """Returns a tokenizer of the same model with these added tokens."""
     from tokenizers import Tokenizer as Backend
 
-    made = Backend(backend.model)
-    made.normalizer = backend.normalizer
-    made.pre_tokenizer = backend.pre_tokenizer
+    rebuilt = Backend(backend.model)
+    rebuilt.normalizer = backend.normalizer
+    rebuilt.pre_tokenizer = backend.pre_tokenizer
     # Tokens that the model does not hold get their ids in the order in which they are added.
-    made.add_tokens([token for _, token in added])
-    return made
+    rebuilt.add_tokens([token for _, token in added])
+    return rebuilt
 
 
 def _vocabulary(path: Path, backend: Backend, spelling: Spelling) -> Vocabulary:

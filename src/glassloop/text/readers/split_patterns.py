@@ -42,9 +42,9 @@ def complaint(pattern: str) -> str | None:
         if pattern[place] == "[":
             place, last = _end_of_class(pattern, place), _Group()
             continue
-        found = _ITEM.match(pattern, place)
-        place = found.end() if found else place + 1
-        kind = found.lastgroup if found else "atom"
+        match = _ITEM.match(pattern, place)
+        place = match.end() if match else place + 1
+        kind = match.lastgroup if match else "atom"
         if kind == "reference":
             return "refers back to what it has matched"
         if kind == "open":
@@ -55,11 +55,11 @@ def complaint(pattern: str) -> str | None:
         elif kind == "close" and len(groups) > 1:
             last = groups.pop()
             groups[-1].now += last.most
-        elif kind == "repeat" and found:
-            times = _times(found[0])
+        elif kind == "repeat" and match:
+            times = _times(match[0])
             if times is None and (last.most or last.alternatives > 1):
                 return "repeats what can be matched in several ways"
-            groups[-1].now += last.most * ((times or 1) - 1) + _choices(found[0])
+            groups[-1].now += last.most * ((times or 1) - 1) + _choices(match[0])
             last = _Group(most=1)  # to repeat it would be a repeat of a repeat
         groups[-1].most = max(groups[-1].most, groups[-1].now)
         if groups[-1].most > _MOST_REPEATS:

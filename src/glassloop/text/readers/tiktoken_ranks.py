@@ -92,7 +92,7 @@ def _read_ranks(path: Path) -> dict[int, str]:
     """Returns rank → piece, spelled in the byte-level alphabet."""
     lines = read_at_most(path, _MOST_BYTES, TextError).splitlines()
     ranks: dict[int, str] = {}
-    seen: set[bytes] = set()
+    tokens: set[bytes] = set()
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -107,12 +107,12 @@ def _read_ranks(path: Path) -> dict[int, str]:
             raise TextError(
                 f"{path}: line {number}: a token of {len(token)} bytes; 1 to {LONGEST_PIECE} are expected"
             )
-        if rank in ranks or token in seen:
+        if rank in ranks or token in tokens:
             raise TextError(
                 f"{path}: line {number}: the {'rank' if rank in ranks else 'token'} appears twice"
             )
         ranks[rank] = to_alphabet(token)
-        seen.add(token)
+        tokens.add(token)
     if not ranks:
         raise TextError(f"{path}: holds no ranks")
     return ranks
