@@ -72,6 +72,40 @@ def test_no_module_imports_from_a_layer_above_its_own():
     assert wrong == []
 
 
+def test_no_modules_import_each_other_in_a_circle():
+    names = {_name(module): module for module in modules()}
+    imported = {
+        name: {target for each in modules()[module] if (target := _target(each, names)) not in (None, name)}
+        for name, module in names.items()
+    }
+    while leaves := [name for name, targets in imported.items() if not targets & imported.keys()]:
+        for name in leaves:
+            del imported[name]
+    # What is left imports each other, or what does.
+    assert sorted(imported) == []
+
+
+def _name(module: str) -> str:
+    return module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _target(name: str, names: dict[str, str]) -> str | None:
+    """Returns the module that an imported name is, or is in."""
+    if name in names:
+        return name
+    parent = name.rpartition(".")[0]
+    return parent if parent in names else None
+
+
+def test_a_public_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for module in modules():
+        for node in ast.parse((PACKAGE / module).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_only_ops_imports_the_native_op_set():
     importers = {
         module
