@@ -15,7 +15,6 @@ const DRAFTERS: Record<NonNullable<Info['drafter']>, string> = {
   lookup: 'what followed the same tokens before, in this text or in earlier runs',
   drafter: 'a drafter that was trained for this model, or, where that is surer, what followed the same tokens before',
   model: 'a smaller model with the same vocabulary, drawing with the run’s own luck',
-  masks: 'the model itself, with masks behind the last token',
 };
 
 /** Describes what makes the drafts of this server; null where it makes none, or where that is not known. */
