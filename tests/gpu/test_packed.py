@@ -31,8 +31,8 @@ from glassloop.ops.torch.packed import Form, PackedMatrix
 
 SILU = 2
 TABLE = tuple(int(value) for value in FORMATS["IQ4_NL"].table)
-KINDS = [Form(4, 32, True), Form(4, 32, False), Form(8, 32, False), Form(8, 16, True)]
-KINDS += [Form(4, 32, False, TABLE), Form(4, 16, True, TABLE), Form(8, 128, False, is_float=True)]
+KINDS = [Form(8, 128, False, is_float=True), Form(4, 32, False, TABLE), Form(4, 16, True, TABLE)]
+KINDS += [Form(4, 32, True), Form(4, 32, False), Form(8, 32, False), Form(8, 16, True)]
 # The width and the columns.
 SIZES = [(4096, 4096), (1000, 512), (24, 128), (40, 128 * 19), (104, 14336), (16 * 132 * 3 + 8, 1024)]
 
@@ -51,6 +51,32 @@ def random_matrix(form, height, columns):
         -40, 3, scale.shape, device="cuda"
     )
     return PackedMatrix.of(codes, scale, middle if has_middle else None, bits, table, is_float)
+
+
+def exact_values(weight: PackedMatrix) -> torch.Tensor:
+    """Returns the values of a matrix in half precision, rounded once: first to an odd float32, if they are
+    not exact, which is never halfway between two of half precision. Small floats are rounded twice."""
+    if weight.form.is_float:
+        return weight.expanded(torch.bfloat16)
+    codes, scale, middle = weight.parts()
+    product = codes.double().unflatten(1, (-1, weight.form.group)) * scale.double()[..., None]
+    added = torch.zeros_like(product) if middle is None else middle.double()[..., None].expand_as(product)
+    total = product + added
+    back = total - product
+    missing = (product - (total - back)) + (added - back)  # what the sum in float64 has lost
+    near = total.float()
+    error = (total - near.double()) + missing
+    bits = near.view(torch.int32) - ((error != 0) & ((error < 0) == (near > 0))).int()
+    return (bits | (error != 0)).view(torch.float32).flatten(1).bfloat16()
+
+
+@pytest.mark.parametrize("form", KINDS, ids=str)
+def test_kernels_expand_the_values_that_the_host_does(form):
+    torch.manual_seed(0)
+    weight = random_matrix(form, 40, 384)
+    launcher = Launcher(default_device())
+    expanded = launcher._products._expand(weight, launcher._launch)
+    assert torch.equal(expanded.view(torch.int16), exact_values(weight).view(torch.int16))
 
 
 @pytest.mark.skipif(not nvrtc.is_available(), reason="needs NVRTC")
@@ -97,32 +123,6 @@ def test_all_kernels_have_the_same_bits(kind, monkeypatch):
                 assert same, (outputs, rows, width, columns)
 
 
-def exact_values(weight: PackedMatrix) -> torch.Tensor:
-    """Returns the values of a matrix in half precision, rounded once: first to an odd float32, if they are
-    not exact, which is never halfway between two of half precision. Small floats are rounded twice."""
-    if weight.form.is_float:
-        return weight.expanded(torch.bfloat16)
-    codes, scale, middle = weight.parts()
-    product = codes.double().unflatten(1, (-1, weight.form.group)) * scale.double()[..., None]
-    added = torch.zeros_like(product) if middle is None else middle.double()[..., None].expand_as(product)
-    total = product + added
-    back = total - product
-    missing = (product - (total - back)) + (added - back)  # what the sum in float64 has lost
-    near = total.float()
-    error = (total - near.double()) + missing
-    bits = near.view(torch.int32) - ((error != 0) & ((error < 0) == (near > 0))).int()
-    return (bits | (error != 0)).view(torch.float32).flatten(1).bfloat16()
-
-
-@pytest.mark.parametrize("form", KINDS, ids=str)
-def test_kernels_expand_the_values_that_the_host_does(form):
-    torch.manual_seed(0)
-    weight = random_matrix(form, 40, 384)
-    launcher = Launcher(default_device())
-    expanded = launcher._products._expand(weight, launcher._launch)
-    assert torch.equal(expanded.view(torch.int16), exact_values(weight).view(torch.int16))
-
-
 def small_floats(rng, name, shape):
     """Returns a matrix as the reader of FP8 does: bfloat16, and what it was rounded from."""
     blocks = rng.integers(0, 256, (shape[0], shape[1] // 128, 132), np.uint8)
@@ -135,12 +135,8 @@ def small_floats(rng, name, shape):
 @pytest.mark.parametrize(
     "kinds",
     [
-        ("Q8_0",),
-        ("Q4_1", "Q4_0"),
-        ("Q4_K", "Q6_K", "Q4_K"),
-        ("IQ4_XS",),
-        ("IQ2_XS", "Q2_K", "MXFP4"),
-        ("F8_E4M3",),
+        *(("F8_E4M3",), ("IQ4_XS",), ("IQ2_XS", "Q2_K", "MXFP4")),
+        *(("Q8_0",), ("Q4_1", "Q4_0"), ("Q4_K", "Q6_K", "Q4_K")),
     ],
 )
 @pytest.mark.parametrize("norm", [NormConfig(1e-5), NormConfig(1e-5, "layer")])

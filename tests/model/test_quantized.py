@@ -229,7 +229,7 @@ def test_every_code_of_e4m3_and_e8m0():
     seed=SEEDS,
     kind=st.sampled_from(["block", "channel", "flat channel", "tensor", "scalar"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    shape=st.sampled_from([(256, 128), (130, 300), (8, 64)]),
+    shape=st.sampled_from([(256, 128), (130, 384), (130, 300), (8, 64)]),
 )
 def test_fp8_with_every_kind_of_scale(tmp_path_factory, seed, kind, dtype, shape):
     random = torch.Generator().manual_seed(seed)
@@ -249,6 +249,14 @@ def test_fp8_with_every_kind_of_scale(tmp_path_factory, seed, kind, dtype, shape
     elif kind == "flat channel":
         wide = wide[:, None]
     _same(found["a.weight"], (weight.float() * wide).to(torch.bfloat16))
+    origin = found["a.weight"].origin  # what a GPU keeps: the codes as stored
+    assert (origin is None) is (into % 128 != 0)
+    if origin is not None:
+        assert origin.format.name == "F8_E4M3" and origin.data.nbytes == out * into // 128 * 132
+        values = torch.from_numpy(origin.float32()).to(torch.bfloat16)
+        _same(found["a.weight"], values)
+        _same(found["a.weight"].rows(slice(None, None, 2)), values[::2])
+        assert found["a.weight"].rows(slice(None, None, 2)).origin.float32().shape == values[::2].shape
 
 
 _E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
