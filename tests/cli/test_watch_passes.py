@@ -4,6 +4,7 @@ The model is tiny: what is shown is the record."""
 from __future__ import annotations
 
 import pytest
+from cli.terminal import on_terminal
 from cli.test_watch import screen, until, watched
 from diffuse.small import MaskedLLM
 from engine.random_runs import PROMPT
@@ -108,3 +109,18 @@ def test_a_text_is_followed_while_it_is_written_and_stopped(llm, monkeypatch):
     watched(WatchPasses(llm, again.runs[0], again), leaves)
     llm.engine.call(llm.engine.loop.tree.check_integrity)
     assert again.ended and again.runs[0] in kept and llm.engine.loop.tree.held == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("A text", "--holes", "none.safetensors"), "--holes is for a text that is written by diffusion"),
+        (("RECORDED", "--upstream", "http://127.0.0.1:1"), "--upstream is given; this run was written by"),
+    ],
+)
+def test_flags_that_cannot_act_are_refused(arguments, expected, recorded, tmp_path):
+    recorded.save(tmp_path / "run.glass")
+    path = str(tmp_path / "run.glass")
+    arguments = [path if each == "RECORDED" else each for each in arguments]
+    code, text = on_terminal("watch", *arguments, columns=200)
+    assert code == 2 and expected in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,11 +67,13 @@ def watch(
     if masks.diffusion or (run is not None and not run.origin.in_order):
         _watch_passes(what, run, model, engine, filling, overrides, store)
         return
+    if engine.holes is not None:
+        raise GlassloopError("--holes is for a text that is written by diffusion, which this one is not")
     llm: LanguageModel
     if engine.upstream is not None:
         llm = engine.connect(model or (run.model if run else None))
     else:
-        llm = replace(engine, holes=None).load(model or _model(what, run))
+        llm = engine.load(model or _model(what, run))
     from glassloop.cli.watch.app import WatchApp
 
     with llm:
@@ -104,6 +105,8 @@ def _watch_passes(
     if run is not None and overrides:
         name = next(iter(overrides)).replace("_", "-")
         raise GlassloopError(f"--{name} is given; a run that was written by diffusion cannot be forked")
+    if engine.upstream is not None:
+        raise GlassloopError("--upstream is given; this run was written by diffusion, by a model of its own")
     with engine.load(model or _model(what, run)) as llm:
         if run is None:
             options = {"logprobs": _ALTERNATIVES, **overrides, "diffusion": filling}
