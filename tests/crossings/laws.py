@@ -100,7 +100,10 @@ class Judge:
             and run.finish_reason in ("length", "stop")
             and not (run.sampling.beam_width > 1 and run.cut_short)
         ):
-            found = [each for each in run.sampling.stop if each.encode() in data]
+            # A token that ends the text may complete a stop string too; then it is named as the reason.
+            ends = run.finish_reason == "stop" and bool(run.tokens) and run.end is None
+            before = data.removesuffix(run.tokens[-1].bytes) if ends else data
+            found = [each for each in run.sampling.stop if each.encode() in before]
             self.must(not found, "stop", lambda: f"{what} has {found} in it, and went on")
         whole = data.decode("utf-8", "replace")
         self.must(run.text == whole, "text", lambda: f"{what}: {run.text!r} is not {whole!r}")

@@ -125,7 +125,9 @@ class Loop:
         if self.scheduler.too_large:
             self._end_too_large()
         elif not has_rows and self.scheduler.waiting:
-            self._finish(self.scheduler.waiting[0], _NO_ROOM)  # even alone it has no room
+            task = self.scheduler.waiting[0]
+            if not self.scheduler.tries_again(task):
+                self._finish(task, _NO_ROOM)  # even alone it has no room
         if not has_rows:
             return
         self._draft()

@@ -128,9 +128,13 @@ class TaskQueues:
                 if not self._may_preempt:
                     raise
                 youngest = next((each for each in reversed(self.running) if each not in step.planned), task)
-                if self.running == [task]:
-                    self._count_failure(task)
+                is_alone = self.running == [task]
                 self.preempt(youngest)
+                if is_alone:
+                    self._count_failure(task)
+                    # Its branches may have found parts of the same text in different pages: from the
+                    # beginning they share them.
+                    self._tree.drop_unused()
                 if youngest is task:
                     return False
 
@@ -142,3 +146,7 @@ class TaskQueues:
         self._failures[task] = length, times + 1 if before == length else 1
         if self._failures[task][1] >= _MOST_FAILURES:
             self.too_large.append(task)
+
+    def tries_again(self, task: Task) -> bool:
+        """Returns whether a task that found no room alone is to be tried again from the beginning."""
+        return task in self._failures

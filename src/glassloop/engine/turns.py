@@ -33,6 +33,7 @@ STAGE_BUDGET = 0.05  # seconds that a stage of users may take in a step for one 
 _LOGGED_EVERY = 60.0  # seconds after which the same stage is logged again
 _SLOW = "stage %r took %.0f ms in a step; its budget is %.0f ms: its client waits for the others"
 _LOG = logging.getLogger(__name__)
+_LEAST_COST = 1e-6  # seconds; what stages of users took is taken off, which may leave nothing
 _MOST_ACCOUNTS = 1024  # of owners that have no work at the moment, too
 
 
@@ -86,7 +87,7 @@ class Turns:
 
     @property
     def _row_cost(self) -> float:
-        alone = self._cost.cost(1)
+        alone = max(self._cost.cost(1), _LEAST_COST)
         return max(self._row, _LEAST_SHARE * alone) if self._row else _ROW_SHARE * alone
 
     @property
