@@ -35,6 +35,7 @@ NOT_RUN = (
         r"python -m (bench|glassloop\.evaluate)|python -c",
         "it measures for hours, or needs books or other models",
     ),
+    (r"python -m tests\.ops\.conformance", "it runs in a clone; tests/ops/test_conformance.py does the same"),
     (r"glassloop (serve|chat|watch)", "it runs until it is stopped; tests/server and tests/cli start them"),
     (
         r".*(gemma-3-270m|qwen2\.5-coder|cl100k_base|--upstream|\./model\.gguf)",

@@ -177,8 +177,16 @@ METHODS: dict[str, Callable[[], Method]] = {
 INNER = {
     *("adapter_number", "afollow", "after_step", "apply", "cancel", "check_computes", "check_may_wait"),
     *("close", "compile", "complete", "follow", "forget", "handovers", "has_room"),
-    *("logits_row", "statistics", "submit"),
-    *("Run.beginning", "Run.check_computable", "Run.count_fork", "Run.descend", "Run.drawn_with", "Run.live"),
+    *("logits_row", "replay_edit", "replay_search", "statistics", "submit"),
+    *(
+        "Run.add_pass",
+        "Run.beginning",
+        "Run.check_computable",
+        "Run.count_fork",
+        "Run.descend",
+        "Run.drawn_with",
+        "Run.live",
+    ),
     *("Run.options_at", "Run.revise", "Run.same_record", "Run.to_dict", "Run.to_records", "Run.tree"),
 }
 

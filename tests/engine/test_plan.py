@@ -23,6 +23,7 @@ from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.masked import Mask
 from glassloop.ops.native.ops import NativeOps
+from glassloop.record.origin import ByMasks
 
 PAGES = 13
 
@@ -60,12 +61,14 @@ def _requests(rng: np.random.Generator) -> list[Request]:
         for number, each in enumerate(options)
     ]
     plain = request(shared, Sampling(max_tokens=24, seed=9, ignore_eos=True))
+    filling = Diffusion(block=8, threshold=0.5)
+    plain.runs[0].origin = ByMasks(filling.to_dict())
     masked = DiffusionRequest(
         plain.prompt_ids,
         plain.sampling,
         plain.runs,
         built=plain.built,
-        options=Diffusion(block=8, threshold=0.5),
+        options=filling,
         mask=Mask(0, 2),
     )
     return [*requests, masked]

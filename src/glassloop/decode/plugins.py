@@ -21,15 +21,14 @@ from glassloop.errors import GlassloopError, SamplingError
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import shown
 
-# What plugins may register, by kind and name. Stages are here; later layers add registers of their own.
-_REGISTERS: dict[str, dict[str, Any]] = {"stage": REGISTER}
+# What plugins may register, by kind and name. Stages are here; `search/` fills the others.
+_REGISTERS: dict[str, dict[str, Any]] = {"stage": REGISTER, "verifier": {}, "method": {}}
 _PATHS: dict[tuple[str, str], Path] = {}  # the plugin that registered something, by its kind and name
 
 
 def plugin_register(kind: str) -> dict[str, Any]:
-    """Returns a new register of things that plugins may define, by name. `kind` is what an error calls one of
-    them."""
-    return _REGISTERS.setdefault(kind, {})
+    """Returns the register of things of a kind that plugins may define, by name."""
+    return _REGISTERS[kind]
 
 
 def load_plugin(path: str | Path) -> Plugin:
