@@ -22,6 +22,7 @@ from glassloop.engine.local import LocalModel
 from glassloop.errors import ModelError
 from glassloop.model.loader import ModelFiles
 from glassloop.ops import choose_ops
+from glassloop.train.hf_layout import hf_config
 
 VOCAB, MASK = 257, 7
 ONE_BY_ONE = Diffusion(block=6, threshold=None, most=1)
@@ -130,6 +131,12 @@ def _written(kind: str, model: Any, prompt: list[int], count: int, block: int) -
             row[MASK] = -torch.inf
             text[best] = int(row.argmax())
     return text[len(prompt) :]
+
+
+def test_it_is_not_written_to_a_folder(made):
+    kind, _, folder = made
+    with pytest.raises(ModelError, match=f"^{kind.lower()} models are read, but not written to a folder$"):
+        hf_config(ModelFiles(folder).config)
 
 
 @pytest.mark.parametrize("ops", ["reference", "native"])

@@ -52,8 +52,7 @@ def _tiny_gguf(path: Path, **metadata: object) -> Path:
 def test_types_are_named_as_gguf_names_them():
     theirs = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
     assert {number: name for number, name in GGUF_TYPES.items() if number in theirs} == theirs
-    for number, format in FORMAT_BY_GGUF_ID.items():
-        assert GGUF_TYPES[number] == format.name
+    assert GGUF_TYPES.keys() >= FORMAT_BY_GGUF_ID.keys()
 
 
 @pytest.mark.parametrize("type_id", sorted(set(GGUF_TYPES) - set(FORMAT_BY_GGUF_ID)))

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassloop.model.families import FAMILIES
+from glassloop.ops.quant import FORMAT_BY_GGUF_ID, FORMATS
 from glassloop.util.shown import shown
 
-# The names of GGUF's tensor types in the order of their numbers, with those that are no longer written.
-_NAMES = (
-    "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS"
-    " IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0"
-    " IQ4_NL_4_4 IQ4_NL_4_8 IQ4_NL_8_8 MXFP4 NVFP4 Q1_0 Q2_0"
-)
-GGUF_TYPES: Mapping[int, str] = dict(enumerate(_NAMES.split()))
+# GGUF's tensor types that are not read here, by their numbers; some are no longer written.
+_NOT_READ = {4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K"}
+_NOT_READ |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+_NOT_READ |= {31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+_NOT_READ |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+GGUF_TYPES: Mapping[int, str] = _NOT_READ | {each.gguf_id: each.name for each in FORMAT_BY_GGUF_ID.values()}
 UPSTREAM = "run it in llama.cpp or vLLM and look at it here with --upstream URL"
 
 
@@ -34,8 +34,6 @@ def unknown_family(value: object) -> str:
 
 def unknown_type(number: int) -> str:
     """Says what to do about a tensor of a GGUF type that is not read here."""
-    from glassloop.ops.quant import FORMATS
-
     name = GGUF_TYPES.get(number)
     kind = f"{number}, which GGUF has no name for" if name is None else name
     return (

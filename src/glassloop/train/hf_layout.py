@@ -60,6 +60,8 @@ def hf_config(config: ModelConfig, extra: Mapping[str, Any] | None = None) -> di
     family = family_of(config)
     if family.name == "llama" and any(layer.mixer.window for layer in config.layers):
         family = next(each for each in FAMILIES if each.name == "mistral")
+    if family.name not in _CLASSES:
+        raise ModelError(f"{config.family} models are read, but not written to a folder")
     mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
     keys = family.keys
     spelled = {kind: name for name, kind in reversed(list(family.activations.items()))}
