@@ -132,9 +132,6 @@ class TaskQueues:
                 self.preempt(youngest)
                 if is_alone:
                     self._count_failure(task)
-                    # Its branches may have found parts of the same text in different pages: from the
-                    # beginning they share them.
-                    self._tree.drop_unused()
                 if youngest is task:
                     return False
 
@@ -146,7 +143,11 @@ class TaskQueues:
         self._failures[task] = length, times + 1 if before == length else 1
         if self._failures[task][1] >= _MOST_FAILURES:
             self.too_large.append(task)
+        elif self._failures[task][1] == _MOST_FAILURES // 2:
+            # Its branches may have found the same text in different pages of the tree. If it is computed
+            # again from the beginning, they share them.
+            self._tree.drop_unused()
 
     def tries_again(self, task: Task) -> bool:
-        """Returns whether a task that found no room alone is to be tried again from the beginning."""
+        """Returns whether a task that found no room alone is to be tried again."""
         return task in self._failures
