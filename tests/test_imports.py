@@ -100,7 +100,7 @@ def _target(name: str, names: dict[str, str]) -> str | None:
 def test_a_public_class_name_means_one_thing():
     places: dict[str, list[str]] = {}
     for module in modules():
-        for node in ast.parse((PACKAGE / module).read_text(encoding="utf-8")).body:
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}

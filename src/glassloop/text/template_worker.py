@@ -125,7 +125,7 @@ def _environment() -> Any:
     from jinja2.runtime import Undefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """`{% generation %}…{% endgeneration %}` marks text for training; it renders as that text."""
 
         tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
@@ -147,7 +147,7 @@ def _environment() -> Any:
         raise TemplateRuntimeError(str(message))
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = to_json
     del environment.globals["lipsum"]
