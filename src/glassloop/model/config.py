@@ -1,7 +1,7 @@
 """What a model is made of, as data: the description that the forward pass follows.
 
 A model is a list of layers; a layer is a mixer and a feed-forward, each of one kind. A kind is a class here,
-which says the shapes of its weights, and a class in `transformer.py`, which computes with them. The readers
+which says the shapes of its weights, and a class in `model/layers`, which computes with them. The readers
 of `config.json` and GGUF metadata (`config_hf.py`, `config_gguf.py`) fill the description in. Each class
 checks its own numbers, so that a config that lies is refused before anything is allocated for it.
 """

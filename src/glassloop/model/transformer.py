@@ -1,8 +1,8 @@
 """The forward pass: tokens in, logits out. There is only this one, for every family and every op set.
 
 Read it top to bottom: embed, position, then for each layer a mixer and a feed-forward with their norms and
-residuals, and at the end the language head. What a family does differently is in its ModelConfig; a new kind
-of mixer or feed-forward is a class here with a `forward`.
+residuals, and at the end the language head. What a family does differently is in its ModelConfig; the kinds
+of mixers and feed-forwards are in `model/layers`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from glassloop.model.adapted import AdaptedForward, AdapterTable
 from glassloop.model.cache_groups import cache_groups, page_bytes_of
-from glassloop.model.config import (
-    AttentionConfig,
-    DenseConfig,
-    FeedForward,
-    LayerConfig,
-    Mixer,
-    ModelConfig,
-    NormConfig,
-)
+from glassloop.model.config import ModelConfig
+from glassloop.model.layers.build import LayerBuilder
+from glassloop.model.layers.parts import ForwardStep, Linear
 from glassloop.model.needed_ops import check_ops
-from glassloop.model.rope import Rope
 from glassloop.ops.batch import Batch
 from glassloop.ops.exact import exp, log_of, sin_cos
-from glassloop.ops.kv_cache import CacheSpec, Pages, Place
-from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops, check_has
+from glassloop.ops.kv_cache import CacheSpec, Pages
+from glassloop.ops.protocol import Array, Forward, Matrix, Ops, check_has
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 
@@ -38,107 +31,6 @@ if TYPE_CHECKING:
     from glassloop.model.adapter import Adapter
     from glassloop.model.drafter import Drafter
     from glassloop.ops.drafting import DraftChain
-
-
-class Linear(NamedTuple):
-    name: str  # "layers.0.q"
-    weight: Matrix
-    bias: Array | None
-
-    def forward(self, x: Array, step: ForwardStep) -> Array:
-        y = step.ops.linear(x, self.weight, self.bias)
-        # A compiled layer that is trained must not depend on the name: it would be compiled for each.
-        if not step.adapted or self.name not in step.adapted:
-            return y
-        return step.ops.adapt(y, x, step.batch.adapters, step.adapted[self.name])
-
-
-class Norm(NamedTuple):
-    config: NormConfig
-    weight: Array
-    bias: Array | None
-
-    def forward(self, x: Array, ops: Ops) -> Array:
-        if self.config.kind == "layer":
-            return ops.layer_norm(x, self.weight, self.bias, self.config.eps)
-        return ops.rms_norm(x, self.weight, self.config.eps)
-
-
-class ForwardStep(NamedTuple):
-    """What all layers of one forward pass share."""
-
-    ops: Ops
-    batch: Batch
-    pages: Sequence[Pages]
-    angles: Mapping[Rope, Array]
-    adapted: Mapping[str, Sequence[LowRank | None]]  # by linear layer: what each adapter adds to it
-
-
-class Attention(NamedTuple):
-    """Each token looks at those before it in its branch."""
-
-    config: AttentionConfig
-    place: Place  # where its keys and values are in the pages
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    q_norm: Norm | None
-    k_norm: Norm | None
-
-    def forward(self, x: Array, step: ForwardStep) -> Array:
-        """[rows, dim] to [rows, dim]."""
-        ops, config = step.ops, self.config
-        q = ops.split_heads(self.q.forward(x, step), config.heads)  # [rows, heads, head dim]
-        k = ops.split_heads(self.k.forward(x, step), config.kv_heads)  # [rows, kv heads, head dim]
-        v = ops.split_heads(self.v.forward(x, step), config.kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.forward(q, ops), self.k_norm.forward(k, ops)
-        if config.rope is not None:
-            turn = step.angles[config.rope]
-            q, k = ops.rotate(q, turn), ops.rotate(k, turn)
-        mixed = ops.attention(
-            q, k, v, step.batch, step.pages, self.place, config.scale, config.window, config.softcap
-        )
-        return self.o.forward(mixed, step)
-
-
-class Dense(NamedTuple):
-    """Each token goes through the same matrices on its own."""
-
-    config: DenseConfig
-    gate: Linear | None
-    up: Linear
-    down: Linear
-
-    def forward(self, x: Array, step: ForwardStep) -> Array:
-        """[rows, dim] to [rows, dim]."""
-        ops, activation = step.ops, self.config.activation
-        up = self.up.forward(x, step)  # [rows, ffn dim]
-        if self.gate is None:
-            h = ops.activate(up, activation)
-        else:
-            h = ops.gate(self.gate.forward(x, step), up, activation)
-        return self.down.forward(h, step)
-
-
-class Sublayer(NamedTuple):
-    """A mixer or a feed-forward with its norms: of its input, of its output, and of the sum."""
-
-    kind: Attention | Dense
-    norm: Norm | None
-    output_norm: Norm | None
-    sum_norm: Norm | None
-
-    def forward(self, x: Array, step: ForwardStep) -> Array:
-        """Returns the residual stream with what this sublayer adds to it. [rows, dim]"""
-        ops = step.ops
-        h = x if self.norm is None else self.norm.forward(x, ops)
-        h = self.kind.forward(h, step)
-        if self.output_norm is not None:
-            h = self.output_norm.forward(h, ops)
-        x = ops.add(x, h)
-        return x if self.sum_norm is None else self.sum_norm.forward(x, ops)
 
 
 class Transformer:
@@ -158,7 +50,7 @@ class Transformer:
         check_ops(config, ops)
         self.config = config
         self.ops = ops
-        load = _Weights(weights, ops)
+        load = LayerBuilder(weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
         caches = [layer.mixer.cache for layer in config.layers]
@@ -278,54 +170,6 @@ class Transformer:
             rows = config.context + config.position_offset
             table = Tensor.of("position_embedding.weight", sinusoids(rows, config.dim))
         return self.ops.matrix(table.rows(slice(config.position_offset, None)))
-
-
-class _Weights:
-    """Hands weights to the op set. The loader has checked that all that the config asks for are there."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], ops: Ops) -> None:
-        self._tensors = tensors
-        self._ops = ops
-
-    def matrix(self, name: str) -> Matrix:
-        return self._ops.matrix(self._tensors[name])
-
-    def vector(self, name: str) -> Array | None:
-        return self._ops.vector(self._tensors[name]) if name in self._tensors else None
-
-    def linear(self, name: str) -> Linear:
-        return Linear(name, self.matrix(f"{name}.weight"), self.vector(f"{name}.bias"))
-
-    def norm(self, name: str, config: NormConfig | None) -> Norm | None:
-        if config is None:
-            return None
-        return Norm(config, self.vector(f"{name}.weight"), self.vector(f"{name}.bias"))
-
-    def layer(self, at: str, config: LayerConfig, place: Place) -> tuple[Sublayer, Sublayer]:
-        """Returns the mixer and the feed-forward of a layer, each with its norms."""
-        mixer = self._mixer(at, config.mixer, place)
-        feed_forward = self._feed_forward(at, config.feed_forward)
-        return self._sublayer(f"{at}attn", config, mixer), self._sublayer(f"{at}ffn", config, feed_forward)
-
-    def _mixer(self, at: str, config: Mixer, place: Place) -> Attention:
-        match config:
-            case AttentionConfig():
-                q, k, v, o = (self.linear(at + name) for name in "qkvo")
-                q_norm, k_norm = (self.norm(f"{at}{name}_norm", config.qk_norm) for name in "qk")
-                return Attention(config, place, q, k, v, o, q_norm, k_norm)
-
-    def _feed_forward(self, at: str, config: FeedForward) -> Dense:
-        match config:
-            case DenseConfig():
-                gate = self.linear(f"{at}gate") if config.gated else None
-                return Dense(config, gate, self.linear(f"{at}up"), self.linear(f"{at}down"))
-
-    def _sublayer(self, at: str, config: LayerConfig, kind: Attention | Dense) -> Sublayer:
-        norm = self.norm(f"{at}_norm", config.norm)
-        if config.norm_place == "post":
-            return Sublayer(kind, None, None, norm)
-        sandwich = config.norm_place == "sandwich"
-        return Sublayer(kind, norm, self.norm(f"{at}_post_norm", config.norm) if sandwich else None, None)
 
 
 def sinusoids(count: int, dim: int) -> Float32:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from glassloop.model.config import ModelConfig
-from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
+from glassloop.model.layers.parts import ForwardStep
+from glassloop.model.layers.sublayer import Sublayer
+from glassloop.model.transformer import Transformer
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
 from glassloop.train.gradient_ops import SequenceBatch, TrainOps

@@ -11,7 +11,9 @@ import torch
 
 from glassloop.model.adapter import Adapter
 from glassloop.model.config import ModelConfig
-from glassloop.model.transformer import ForwardStep, Sublayer, Transformer
+from glassloop.model.layers.parts import ForwardStep
+from glassloop.model.layers.sublayer import Sublayer
+from glassloop.model.transformer import Transformer
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
