@@ -14,7 +14,7 @@ from glassloop.record.token import Token
 from glassloop.server.http.body_fields import Name, TemplateValues, Whole, many, word_or
 from glassloop.server.http.errors import invalid, unsupported
 from glassloop.server.http.streaming import api_answer
-from glassloop.server.openai.conversation import Messages, Tools, as_recorded, encode_messages
+from glassloop.server.openai.conversation import Messages, Tools
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
@@ -28,7 +28,8 @@ from glassloop.server.openai.generation import (
     token_logprob,
 )
 from glassloop.server.openai.search_body import SearchBody
-from glassloop.server.openai.tool_calls import CallStream, NamedTool, ToolCall, ToolUse, build, tools_in_use
+from glassloop.server.openai.tool_calls import NamedTool, ToolCall
+from glassloop.server.openai.turn import AssistantTurn, TurnStream
 from glassloop.server.sampling_options import options_of
 from glassloop.server.service import Service
 
@@ -106,15 +107,18 @@ class ChatChoices(Choices):
         if continues and body.messages[-1].role != "assistant":
             message = "continue_final_message is true; a last message by the assistant is expected"
             raise invalid("continue_final_message", message)
-        tools = None if body.tool_choice == "none" else body.tools
-        values = body.chat_template_kwargs
-        ids = encode_messages(service, body.messages, tools, continue_final=continues, values=values)
-        options = _options(body, service.llm.config.context - len(ids))
-        self._tools = tools_in_use(service, tools, body.tool_choice, body.parallel_tool_calls)
-        self._texts: dict[int, CallStream] = {}  # by choice
-        sampling, compiled = build(service, options, self._tools)
-        messages = as_recorded(body.messages)
-        super().__init__(service, body, [service.prepare(ids, sampling, compiled, messages)])
+        self._turn = AssistantTurn(
+            service,
+            body.messages,
+            _options(body),
+            tools=body.tools,
+            tool_choice=body.tool_choice,
+            parallel=body.parallel_tool_calls,
+            continue_final=continues,
+            values=body.chat_template_kwargs,
+        )
+        self._streams: dict[int, TurnStream] = {}  # by choice
+        super().__init__(service, body, [self._turn.request])
 
     def answer(self, runs: list[Run]) -> ChatAnswer:
         answer = ChatAnswer(
@@ -131,7 +135,7 @@ class ChatChoices(Choices):
         return answer
 
     def choice(self, index: int, run: Run) -> ChatChoice:
-        content, calls = self._parts(run)
+        content, calls = self._turn.parts(run)
         message = AssistantMessage(role="assistant", content=content, refusal=None)
         if calls:
             message["content"] = content if content.strip() else None
@@ -144,35 +148,28 @@ class ChatChoices(Choices):
             stop_reason=run.stop_reason,
         )
 
-    def _parts(self, run: Run) -> tuple[str, list[ToolCall]]:
-        """Returns the text and the tool calls of an answer."""
-        if self._tools is None:
-            return run.text, []
-        return self._tools.split(run, whole=finish_reason(run) == "stop")
-
     def begin(self, runs: list[Run]) -> bytes:
         start = {"role": "assistant", "content": ""}
         return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        text = self._stream(index, self._tools).add(token.text) if self._tools else token.text
+        text = self._stream(index).add(token)
         if not text and not self._logprobs:
             return b""
         return self.chunk(index, self._shown([token]), delta={"content": text})
 
     def end(self, index: int, run: Run) -> bytes:
-        content, calls = self._parts(run)
-        rest = content[self._stream(index, self._tools).sent :] if self._tools else run.tail
+        rest, calls = self._stream(index).end(run)
         last = self.chunk(index, delta={"content": rest}) if rest else b""
         for place, call in enumerate(calls):
             last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
         reason = "tool_calls" if calls else finish_reason(run)
         return last + self.chunk(index, delta={}, finish_reason=reason, stop_reason=run.stop_reason)
 
-    def _stream(self, index: int, tools: ToolUse) -> CallStream:
-        if index not in self._texts:
-            self._texts[index] = tools.stream()
-        return self._texts[index]
+    def _stream(self, index: int) -> TurnStream:
+        if index not in self._streams:
+            self._streams[index] = self._turn.stream()
+        return self._streams[index]
 
     def _shown(self, tokens: list[Token]) -> ChatLogprobs | None:
         if not self._logprobs:
@@ -181,14 +178,13 @@ class ChatChoices(Choices):
         return ChatLogprobs(content=content, refusal=None)
 
 
-def _options(body: ChatBody, room: int) -> dict[str, Any]:
-    """Returns the options for `Sampling`. Without a limit an answer may be as long as there is room for."""
+def _options(body: ChatBody) -> dict[str, Any]:
+    """Returns the options for `Sampling`."""
     options = options_of(body)
     options.pop("logprobs", None)
     most = body.max_completion_tokens
     if most is not None and options.setdefault("max_tokens", most) != most:
         raise invalid("max_completion_tokens", "max_tokens and max_completion_tokens differ")
-    options.setdefault("max_tokens", max(1, room))
     add_top_logprobs(options, body.top_logprobs, bool(body.logprobs), "logprobs: true")
     add_formats(options, body)
     return options

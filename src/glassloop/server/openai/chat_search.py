@@ -77,8 +77,8 @@ class SearchChat(ChatChoices):
                 async for _ in rounds:
                     yield await self._report()
             won = self._won()
-            text = self.chunk(0, self._shown(won.tokens), delta={"content": self._parts(won)[0]})
-            for place, call in enumerate(self._parts(won)[1]):
+            text = self.chunk(0, self._shown(won.tokens), delta={"content": self._turn.parts(won)[0]})
+            for place, call in enumerate(self._turn.parts(won)[1]):
                 text += self.chunk(0, delta={"tool_calls": [{"index": place, **call}]})
             yield text
             choice = self.choice(0, won)

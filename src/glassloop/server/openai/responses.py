@@ -29,7 +29,7 @@ from glassloop.server.http.body_fields import (
 )
 from glassloop.server.http.errors import ERRORS, APIError, invalid, unsupported
 from glassloop.server.http.streaming import STREAMED, api_answer, event
-from glassloop.server.openai.conversation import Message, TextPart, Tool, as_recorded, encode_messages
+from glassloop.server.openai.conversation import Message, TextPart, Tool
 from glassloop.server.openai.generation import (
     Generation,
     TokenLogprob,
@@ -39,7 +39,8 @@ from glassloop.server.openai.generation import (
     respond,
     token_logprob,
 )
-from glassloop.server.openai.tool_calls import FunctionName, NamedTool, ToolCall, build, tools_in_use
+from glassloop.server.openai.tool_calls import FunctionName, NamedTool, ToolCall
+from glassloop.server.openai.turn import AssistantTurn
 from glassloop.server.sampling_options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
 
@@ -234,30 +235,30 @@ class _Response(Generation):
         self._body = body
         self._wants_logprobs = LOGPROBS in (body.include or ())
         self._format = body.text.format if body.text is not None else None
-        tools = None if body.tool_choice == "none" else _tools(body)
         messages = _messages(service, body)
-        ids = encode_messages(
-            service,
-            messages,
-            tools,
-            field="input",
-            note="" if body.instructions is None else ", instructions included",
-        )
         options = options_of(body)
-        options["max_tokens"] = body.max_output_tokens or max(1, service.llm.config.context - len(ids))
+        if body.max_output_tokens is not None:
+            options["max_tokens"] = body.max_output_tokens
         add_top_logprobs(options, body.top_logprobs, self._wants_logprobs, f"include: [{LOGPROBS}]")
         if self._format is not None:
             add_format(options, self._format.type, self._format.schema_, "text.format.schema")
-        self._tools = tools_in_use(service, tools, _choice(body), body.parallel_tool_calls)
-        self._sampling, compiled = build(service, options, self._tools)
-        super().__init__(
-            service, [service.prepare(ids, self._sampling, compiled, messages=as_recorded(messages))]
+        self._turn = AssistantTurn(
+            service,
+            messages,
+            options,
+            tools=_tools(body),
+            tool_choice=_choice(body),
+            parallel=body.parallel_tool_calls,
+            field="input",
+            note="" if body.instructions is None else ", instructions included",
         )
+        self._sampling = self._turn.sampling
+        super().__init__(service, [self._turn.request])
         self._run_id = self.runs[0].id
         self._created = int(time.time())
         self._sequence_number = -1
         self._place = {"item_id": f"{MESSAGE}{self._run_id}", "output_index": 0, "content_index": 0}
-        self._stream = None if self._tools is None else self._tools.stream()
+        self._stream = self._turn.stream()
         self._has_begun = False  # the events of the message
 
     def answer(self, runs: list[Run]) -> ResponseAnswer:
@@ -268,7 +269,7 @@ class _Response(Generation):
     def begin(self, runs: list[Run]) -> bytes:
         started = self._event("response.created", response=self._response(None))
         started += self._event("response.in_progress", response=self._response(None))
-        return started if self._tools else started + self._begin_message()
+        return started if self._turn.tools else started + self._begin_message()
 
     def _begin_message(self) -> bytes:
         """Returns the events before the first text. With tools there may be no text at all."""
@@ -280,12 +281,12 @@ class _Response(Generation):
         return added + self._event("response.content_part.added", part=empty, **self._place)
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        text = token.text if self._stream is None else self._stream.add(token.text)
-        logprobs = self._logprobs([token]) if self._stream is None or text else []
+        text = self._stream.add(token)
+        logprobs = self._logprobs([token]) if self._turn.tools is None or text else []
         return self._begin_message() + self._delta(text, logprobs) if text or logprobs else b""
 
     def end(self, index: int, run: Run) -> bytes:
-        rest = run.tail if self._stream is None else self._parts(run)[0][self._stream.sent :]
+        rest, _ = self._stream.end(run)
         return self._begin_message() + self._delta(rest, []) if rest else b""
 
     async def finish(self) -> bytes:
@@ -365,20 +366,14 @@ class _Response(Generation):
             usage=None if run is None else usage_shape(run),
         )
 
-    def _parts(self, run: Run) -> tuple[str, list[ToolCall]]:
-        """Returns the text and the function calls of an answer."""
-        if self._tools is None:
-            return run.text, []
-        return self._tools.split(run, whole=finish_reason(run) == "stop")
-
     def _output(self, run: Run) -> list[dict[str, Any]]:
         """Returns the items of an answer: the message, unless there are only calls, and the calls."""
-        text, calls = self._parts(run)
+        text, calls = self._turn.parts(run)
         made = [self._message(run)] if text.strip() or self._has_begun or not calls else []
         return made + list(map(call_item, calls))
 
     def _message(self, run: Run | None) -> dict[str, Any]:
-        content = [] if run is None else [text_part(self._parts(run)[0], self._logprobs(run.tokens))]
+        content = [] if run is None else [text_part(self._turn.parts(run)[0], self._logprobs(run.tokens))]
         return message_item(self._run_id, response_status(run), content)
 
     def _logprobs(self, tokens: list[Token]) -> list[TokenLogprob]:
