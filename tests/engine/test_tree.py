@@ -99,6 +99,22 @@ def test_a_fork_is_a_reference_until_the_two_part():
     assert path.nodes[0] is twin.nodes[0] and path.nodes[1] is not twin.nodes[1]
 
 
+def test_paths_that_part_from_a_page_with_the_same_tokens_share_one():
+    """Beams that were preempted begin again at a page of which another prompt used the rest otherwise."""
+    tree = _tree(None, 10)
+    other = tree.match([], 0)
+    tree.extend(other, [7] * 16 + [5] * 16)
+    tree.computed(other)
+    beams = [tree.match([7] * 32, 32) for _ in range(3)]
+    for beam, last in zip(beams, (1, 2, 3), strict=True):
+        assert beam.length == 16
+        tree.extend(beam, [7] * 16 + [last])
+    assert beams[0].nodes[0] is beams[1].nodes[0] is beams[2].nodes[0] is not other.nodes[0]
+    assert tree.held == 1 + 1 + 3
+    assert len(tree.take_copies()) == 1
+    tree.check_integrity()
+
+
 def test_the_check_does_not_trust_what_a_path_says_it_needs():
     """A path that forgets pages which its next row sees is damaged, whether they were given to others or
     not."""

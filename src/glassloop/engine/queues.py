@@ -143,10 +143,6 @@ class TaskQueues:
         self._failures[task] = length, times + 1 if before == length else 1
         if self._failures[task][1] >= _MOST_FAILURES:
             self.too_large.append(task)
-        elif self._failures[task][1] == _MOST_FAILURES // 2:
-            # Its branches may have found the same text in different pages of the tree. If it is computed
-            # again from the beginning, they share them.
-            self._tree.drop_unused()
 
     def tries_again(self, task: Task) -> bool:
         """Returns whether a task that found no room alone is to be tried again."""

@@ -108,8 +108,8 @@ class KVTree:
                 most = min(PAGE - offset, len(tokens) - at)
                 present = node.tokens[offset : offset + most]
                 if present != list(tokens[at : at + len(present)]):
-                    node = self._own(path, offset)
-                    present = []
+                    node = self._part(path, offset, tokens[at : at + most])
+                    present = node.tokens[offset : offset + most]
                 node.tokens.extend(tokens[at + len(present) : at + most])
                 if node.ready < offset + most:
                     path.fresh.append((node, offset + most))
@@ -366,10 +366,16 @@ class KVTree:
                 return child
         return self._nodes.add(parent, [tokens[at]])
 
-    def _own(self, path: KVPath, offset: int) -> Node:
-        """Gives a path that parts from others within its last page a copy of that page, from `offset` on."""
+    def _part(self, path: KVPath, offset: int, tokens: Sequence[int]) -> Node:
+        """Gives a path that parts from others within its last page, from `offset` on, a page that goes on
+        with these tokens: one that another path has parted into already, or a copy."""
         shared = path.nodes[-1]
         assert shared.parent is not None
+        for sibling in shared.parent.children.get(shared.key, ()):
+            if _goes_on(sibling, shared, offset, tokens):
+                self._leave(path)
+                self._hold(path, sibling)
+                return sibling
         try:
             node = self._nodes.add(shared.parent, shared.tokens[:offset])
         except NoRoom:
@@ -389,6 +395,17 @@ class KVTree:
         check_tree(self._nodes, self.paths, self.roots, self.held)
         pools = {id(pool): pool.count * pool.page_bytes for pool in self.pages}
         must(sum(pools.values()) <= self.memory, "all pages fit into the memory")
+
+
+def _goes_on(sibling: Node, shared: Node, offset: int, tokens: Sequence[int]) -> bool:
+    """Returns whether a sibling has the first `offset` tokens of a page, computed, and then only the first of
+    these tokens."""
+    if len(sibling.tokens) <= offset or sibling.tokens[offset] != tokens[0]:
+        return False
+    if sibling.ready < offset or sibling.tokens[:offset] != shared.tokens[:offset] or GONE in sibling.pages:
+        return False
+    further = sibling.tokens[offset : offset + len(tokens)]
+    return further == list(tokens[: len(further)])
 
 
 def _common(node: Node, tokens: Sequence[int], start: int, limit: int) -> int:
