@@ -26,6 +26,9 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gemma3-linear": "gemma3",
+    "qwen3moe": "qwen3moe",
+    "qwen2moe": "qwen2moe",
+    "mixtral": "llama",
 }
 
 

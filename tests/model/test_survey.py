@@ -82,13 +82,16 @@ def test_families_are_listed_once_everywhere(tmp_path):
 
 
 def test_a_mixture_of_experts_is_called_so(tmp_path):
-    _, message = _findings(_tiny_gguf(tmp_path / "m.gguf", **{"llama.expert_count": 8}))
-    assert "llama.expert_count is 8: mixtures of experts are not read" in message and "--upstream" in message
+    _, message = _findings(
+        _tiny_gguf(tmp_path / "m.gguf", **{"general.architecture": "qwen3", "qwen3.expert_count": 8})
+    )
+    assert "qwen3.expert_count is 8: mixtures of experts of this family are not read" in message
+    assert "--upstream" in message
     make(next(tiny for tiny in TINY if tiny.name == "qwen3"), tmp_path / "hf")
     config = json.loads((tmp_path / "hf/config.json").read_text())
     (tmp_path / "hf/config.json").write_text(json.dumps({**config, "num_local_experts": 8}))
     _, message = _findings(tmp_path / "hf")
-    assert "num_local_experts is 8: mixtures of experts are not read" in message
+    assert "num_local_experts is 8: mixtures of experts of this family are not read" in message
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])

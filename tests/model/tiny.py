@@ -53,6 +53,7 @@ def _old_rope(kind: str, **settings: Any) -> dict[str, Any]:
     return {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": {"rope_type": kind, **settings}}
 
 
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _LLAMA3 = {
     "factor": 4.0,
     "low_freq_factor": 1.0,
@@ -142,6 +143,30 @@ TINY = [
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
         },
+    ),
+    Tiny(
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        _SIZES | _HEAD | _EXPERTS | {"norm_topk_prob": True},
+    ),
+    Tiny(
+        "qwen3moe-some-dense",
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        _SIZES | _HEAD | _EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    Tiny(
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 56},
+    ),
+    Tiny(
+        "mixtral",
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        _SIZES | {"head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 3},
     ),
 ]
 

@@ -20,6 +20,9 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "post_attention_layernorm": "ffn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -54,11 +57,16 @@ def write_gguf(model: Any, path: Path, architecture: str, half: bool = False) ->
     else:
         _add_rotary(writer, config, architecture)
 
+    if hasattr(config, "num_experts_per_tok"):
+        _add_routing(writer, config)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.to(torch.float32).numpy()
         stem, suffix = name.rsplit(".", 1)
+        if stem.endswith(".mlp.experts"):
+            _add_experts(writer, f"blk.{stem.split('.')[2]}", suffix, values, half)
+            continue
         theirs = _TOP.get(stem)
         if theirs is None:
             _, _, index, kind = stem.split(".", 3)
@@ -79,6 +87,24 @@ def write_gguf(model: Any, path: Path, architecture: str, half: bool = False) ->
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_experts(writer: gguf.GGUFWriter, at: str, kind: str, values: np.ndarray, half: bool) -> None:
+    """The stacked matrices of a layer's experts: [experts, out, in]."""
+    parts = {"down": values}
+    if kind == "gate_up_proj":
+        parts = dict(zip(("gate", "up"), np.split(values, 2, axis=1), strict=True))
+    for name, part in parts.items():
+        part = np.ascontiguousarray(part, np.float16 if half else np.float32)
+        writer.add_tensor(f"{at}.ffn_{name}_exps.weight", part)
+
+
+def _add_routing(writer: gguf.GGUFWriter, config: Any) -> None:
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    writer.add_expert_count(next(getattr(config, name) for name in names if hasattr(config, name)))
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if getattr(config, "moe_intermediate_size", None):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _add_rotary(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:

@@ -23,14 +23,13 @@ class LayerSizes(NamedTuple):
 
     heads: int
     kv_heads: int
-    ffn_dim: int
 
 
 def build_config(
     family: ModelFamily,
     *,
     mixer: Mixer,
-    feed_forward: FeedForward,
+    feed_forwards: Sequence[FeedForward],  # of each layer
     norm: NormConfig,
     reaches: Sequence[Reach],  # of each layer
     sizes: Sequence[LayerSizes] | None = None,  # of each layer, where a file lists them
@@ -42,16 +41,16 @@ def build_config(
     mask_token: int | None = None,
 ) -> ModelConfig:
     if sizes is None:
-        sizes = [LayerSizes(mixer.heads, mixer.kv_heads, feed_forward.ffn_dim)] * len(reaches)
-    kinds = list(zip(reaches, sizes, strict=True))
+        sizes = [LayerSizes(mixer.heads, mixer.kv_heads)] * len(reaches)
+    kinds = list(zip(reaches, sizes, feed_forwards, strict=True))
     layers = {
-        ((window, rope), size): LayerConfig(
+        ((window, rope), size, feed_forward): LayerConfig(
             replace(mixer, heads=size.heads, kv_heads=size.kv_heads, window=window, rope=rope),
-            replace(feed_forward, ffn_dim=size.ffn_dim),
+            feed_forward,
             norm,
             family.norm_place,
         )
-        for (window, rope), size in set(kinds)
+        for (window, rope), size, feed_forward in set(kinds)
     }
     return ModelConfig(
         family=family.name,

@@ -14,6 +14,7 @@ from typing import Literal
 from glassloop.model.rope import Rope
 from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.protocol import Activation
+from glassloop.ops.routing import PLAIN_GATING, Gating, Routing
 
 # Far above any model that exists, far below what would hang or exhaust a machine.
 _MOST = {
@@ -28,6 +29,8 @@ _MOST = {
 }
 MOST_LAYERS = 4096
 _MOST_SINUSOIDS = 1 << 24  # numbers in a table that no file holds: 64 MiB
+
+UNROUNDED = ("router.weight", "shared_gate.weight")  # weights that stay floats: what they decide would change
 
 Shapes = dict[str, tuple[int, ...]]  # the name of a weight → its shape
 
@@ -115,8 +118,40 @@ class DenseConfig(_Checked):
         )
 
 
+@dataclass(frozen=True)
+class ExpertsConfig(_Checked):
+    """A feed-forward in which each token goes through a few of many experts, which a router chooses."""
+
+    ffn_dim: int  # of each expert
+    routing: Routing
+    gating: Gating = PLAIN_GATING
+    bias: bool = False  # of the experts
+    router_bias: bool = False
+    choice_bias: bool = False
+    weigh_input: bool = False  # the weight of an expert is a factor of its input, not of its output
+    shared: DenseConfig | None = None  # through which every token goes too
+    shared_gate: bool = False  # and whose output each token multiplies with a number of its own
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.routing.check()
+        if self.shared_gate and (self.shared is None or not self.shared.gated or self.shared.bias):
+            raise ValueError("a gate of the shared expert is expected with a gated shared expert alone")
+
+    def shapes(self, dim: int) -> Shapes:
+        shapes = _linear("router", self.routing.experts, dim, self.router_bias)
+        if self.choice_bias:
+            shapes["choice.bias"] = (self.routing.experts,)
+        each = DenseConfig(self.ffn_dim, bias=self.bias).shapes(dim)
+        for number in range(self.routing.experts):
+            shapes |= {f"experts.{number}.{name}": shape for name, shape in each.items()}
+        if self.shared is not None:
+            shapes |= {f"shared.{name}": shape for name, shape in self.shared.shapes(dim).items()}
+        return shapes | (_linear("shared_gate", 1, dim, False) if self.shared_gate else {})
+
+
 Mixer = AttentionConfig
-FeedForward = DenseConfig
+FeedForward = DenseConfig | ExpertsConfig
 # pre: of what goes into a sublayer. post: of the sum after it. sandwich: of its input and of its output.
 NormPlace = Literal["pre", "post", "sandwich"]
 

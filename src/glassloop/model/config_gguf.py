@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 
 from glassloop.model.build import LayerSizes, Reach, build_config, config_errors, reaches_of
-from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
-from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
+from glassloop.model.config import (
+    MOST_LAYERS,
+    AttentionConfig,
+    DenseConfig,
+    FeedForward,
+    ModelConfig,
+    NormConfig,
+)
+from glassloop.model.config_experts import feed_forwards_from_gguf
+from glassloop.model.families import FAMILY_BY_TYPE, GGUF_WITH_EXPERTS, ModelFamily
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
 from glassloop.model.unsupported import EXPERTS_GGUF, mixture_of_experts, unknown_family
 from glassloop.ops.tensor import Tensor
@@ -25,11 +33,13 @@ def config_from_gguf(
     architecture = metadata.get("general.architecture")
     family = FAMILY_BY_TYPE.get(architecture) if isinstance(architecture, str) else None
     fields = Fields(where, metadata, prefix=f"{architecture}.")
-    experts = fields.get(EXPERTS_GGUF)
-    if isinstance(architecture, str) and type(experts) is int and experts > 1:
-        raise fields.error(EXPERTS_GGUF, mixture_of_experts(experts))
     if family is None:
         raise Fields(where, {}).error("general.architecture", unknown_family(architecture))
+    experts = fields.get(EXPERTS_GGUF)
+    if type(experts) is int and experts > 1:
+        family = GGUF_WITH_EXPERTS.get(family.name, family)
+        if family.experts is None:
+            raise fields.error(EXPERTS_GGUF, mixture_of_experts(experts))
 
     count = fields.whole("block_count", most=MOST_LAYERS)
     dim = fields.whole("embedding_length")
@@ -55,19 +65,20 @@ def config_from_gguf(
             out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
             softcap=fields.number_or_none("attn_logit_softcapping"),
         )
-        dense = DenseConfig(
-            ffn_dims[0],
-            family.gguf_activation,
-            family.gated,
-            bias=family.other_biases or "blk.0.ffn_up.bias" in tensors,
-        )
+        bias = family.other_biases or "blk.0.ffn_up.bias" in tensors
+        dense = {dim: DenseConfig(dim, family.gguf_activation, family.gated, bias) for dim in ffn_dims}
+        feed_forwards: list[FeedForward] = [dense[dim] for dim in ffn_dims]
+        if family.experts is not None:
+            feed_forwards = feed_forwards_from_gguf(
+                fields, family.experts, [dense[dim] for dim in ffn_dims], tensors
+            )
         return family, build_config(
             family,
             mixer=attention,
-            feed_forward=dense,
+            feed_forwards=feed_forwards,
             norm=norm,
             reaches=reaches,
-            sizes=[LayerSizes(*sizes) for sizes in zip(heads, kv_heads, ffn_dims, strict=True)],
+            sizes=[LayerSizes(*sizes) for sizes in zip(heads, kv_heads, strict=True)],
             vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
             dim=dim,
             context=fields.whole("context_length"),

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassloop.model.build import Reach, build_config, config_errors, reaches_of
-from glassloop.model.config import MOST_LAYERS, AttentionConfig, DenseConfig, ModelConfig, NormConfig
+from glassloop.model.config import (
+    MOST_LAYERS,
+    AttentionConfig,
+    DenseConfig,
+    FeedForward,
+    ModelConfig,
+    NormConfig,
+)
+from glassloop.model.config_experts import feed_forwards_from_json
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
 from glassloop.model.unsupported import experts_of, mixture_of_experts, unknown_family
@@ -25,10 +33,10 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
     fields = Fields(where, values)
     model_type = fields.get("model_type")
     family = FAMILY_BY_TYPE.get(model_type) if isinstance(model_type, str) else None
-    if experts := experts_of(values):
-        raise fields.error(experts[0], mixture_of_experts(experts[1]))
     if family is None:
         raise fields.error("model_type", unknown_family(model_type))
+    if (experts := experts_of(values)) and family.experts is None:
+        raise fields.error(experts[0], mixture_of_experts(experts[1]))
     fields = Fields(where, {**family.defaults, **{k: v for k, v in values.items() if v is not None}})
     for key, accepted in family.only:
         if fields.get(key, accepted) != accepted:
@@ -62,10 +70,13 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             family.gated,
             bias=family.other_biases or fields.flag("mlp_bias", False),
         )
+        feed_forwards: list[FeedForward] = [dense] * len(reaches)
+        if family.experts is not None:
+            feed_forwards = feed_forwards_from_json(fields, family.experts, dense, len(reaches))
         return family, build_config(
             family,
             mixer=attention,
-            feed_forward=dense,
+            feed_forwards=feed_forwards,
             norm=norm,
             reaches=reaches,
             vocab_size=fields.whole(keys["vocab_size"]),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from glassloop.model.config import NormPlace
+from glassloop.model.expert_families import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
 from glassloop.ops.protocol import Activation
 
 # Our field -> the key that most families use in config.json.
@@ -106,6 +107,8 @@ class ModelFamily(NamedTuple):
     nope_every: int | None = None  # every n-th layer has no positions
     # Trained on whole masked texts: the logits of a row are about its own position, or about the next one.
     masked: Literal["own", "next"] | None = None
+
+    experts: ExpertFamily | None = None  # in some layers or in all
 
     # How config.json says the rest.
     keys: Mapping[str, str] = COMMON_KEYS
@@ -231,6 +234,31 @@ FAMILIES = (
     ),
     ModelFamily("qwen2", ("qwen2",), title="Qwen2", qkv_bias=True, defaults={"use_sliding_window": False}),
     ModelFamily("qwen3", ("qwen3",), title="Qwen3", qk_norm=True, defaults={"use_sliding_window": False}),
+    ModelFamily(
+        "qwen2moe",
+        ("qwen2_moe", "qwen2moe"),
+        title="Qwen2-MoE",
+        qkv_bias=True,
+        experts=QWEN2_MOE,
+        defaults={"use_sliding_window": False},
+    ),
+    ModelFamily(
+        "qwen3moe",
+        ("qwen3_moe", "qwen3moe"),
+        title="Qwen3-MoE",
+        qk_norm=True,
+        experts=QWEN3_MOE,
+        defaults={"use_sliding_window": False},
+    ),
+    # In GGUF, a model of the family llama that has experts.
+    ModelFamily(
+        "mixtral",
+        ("mixtral",),
+        title="Mixtral",
+        experts=MIXTRAL,
+        defaults={"rope_theta": 1_000_000.0},
+        gguf_pairs=True,
+    ),
     # Models that fill masks. Only safetensors: in GGUF they have names of their own.
     ModelFamily(
         "llada",
@@ -299,6 +327,8 @@ FAMILIES = (
     ),
 )
 FAMILY_BY_TYPE = {type_name: family for family in FAMILIES for type_name in family.types}
+# Architectures of GGUF that mean another family where the model has experts.
+GGUF_WITH_EXPERTS = {"llama": FAMILY_BY_TYPE["mixtral"]}
 
 # GGUF has one set of names for all families.
 GGUF_TOP = {

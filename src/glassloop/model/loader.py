@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from glassloop.errors import GlassloopError, ModelError
 from glassloop.model.cache_groups import cache_groups, page_bytes_of
+from glassloop.model.config import UNROUNDED
 from glassloop.model.drafter import DrafterFile, find_drafter
 from glassloop.model.gguf_parts import gguf_headers, open_gguf
 from glassloop.model.registry import fetch
@@ -218,6 +219,7 @@ class _Requantized(dict[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         tensor = super().__getitem__(name)
         fits = len(tensor.shape) == 2 and tensor.shape[1] % self._format.block_values == 0
+        fits &= not name.endswith(UNROUNDED)
         return tensor.stored_as(self._format) if fits else tensor
 
 

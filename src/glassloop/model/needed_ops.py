@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glassloop.model.config import LayerConfig, ModelConfig, NormConfig
+from glassloop.model.config import (
+    DenseConfig,
+    ExpertsConfig,
+    FeedForward,
+    LayerConfig,
+    ModelConfig,
+    NormConfig,
+)
 from glassloop.ops.protocol import Ops, check_has
 
 
@@ -29,7 +36,7 @@ def _of_norm(norm: NormConfig) -> str:
 
 
 def _of_layer(layer: LayerConfig) -> Iterator[str]:
-    mixer, feed_forward = layer.mixer, layer.feed_forward
+    mixer = layer.mixer
     yield _of_norm(layer.norm)
     if mixer.qk_norm is not None:
         yield _of_norm(mixer.qk_norm)
@@ -39,4 +46,14 @@ def _of_layer(layer: LayerConfig) -> Iterator[str]:
         yield "attention:window"
     if mixer.softcap is not None:
         yield "attention:softcap"
-    yield f"{'gate' if feed_forward.gated else 'activate'}:{feed_forward.activation}"
+    yield from _of_feed_forward(layer.feed_forward)
+
+
+def _of_feed_forward(feed_forward: FeedForward) -> Iterator[str]:
+    match feed_forward:
+        case DenseConfig():
+            yield f"{'gate' if feed_forward.gated else 'activate'}:{feed_forward.activation}"
+        case ExpertsConfig():
+            yield from (f"route:{feed_forward.routing.scores}", f"experts:{feed_forward.gating.activation}")
+            if feed_forward.shared is not None:
+                yield from _of_feed_forward(feed_forward.shared)

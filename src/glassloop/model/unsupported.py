@@ -43,13 +43,13 @@ def unknown_type(number: int) -> str:
 
 
 # Keys that say how many experts a layer has, in `config.json` and in GGUF metadata (after the architecture).
-_EXPERTS_JSON = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_JSON = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_GGUF = "expert_count"
 
 
 def experts_of(config: Mapping[str, Any]) -> tuple[str, int] | None:
     """Returns the key and the number of experts of a `config.json` that describes a mixture of experts."""
-    for key in _EXPERTS_JSON:
+    for key in EXPERTS_JSON:
         count = config.get(key)
         if type(count) is int and count > 1:
             return key, count
@@ -57,9 +57,10 @@ def experts_of(config: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def mixture_of_experts(count: int) -> str:
-    """Says what to do about a mixture of experts."""
+    """Says what to do about a mixture of experts of a family whose dense models alone are read."""
     return (
-        f"is {count}: mixtures of experts are not read; get a dense model of the same family, or {UPSTREAM}"
+        f"is {count}: mixtures of experts of this family are not read; get one of its dense models, or"
+        f" {UPSTREAM}"
     )
 
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.model.config import ModelConfig
+from glassloop.model import expert_weights
+from glassloop.model.config import ExpertsConfig, ModelConfig
+from glassloop.model.expert_families import GGUF_EXPERTS, ExpertPart
 from glassloop.model.families import (
     FAMILIES,
     GGUF_FUSED_LAYER,
@@ -68,7 +70,7 @@ class _Source(NamedTuple):
     where: str
     tensors: Mapping[str, Tensor]
     top: Mapping[str, str]
-    layer: Mapping[str, str | WeightPart]
+    layer: Mapping[str, str | WeightPart | ExpertPart]
     prefixes: tuple[str, ...]
     adapt: Callable[[str, Tensor], Tensor]
 
@@ -83,7 +85,7 @@ def weights_from_gguf(
         return tensor
 
     layer = GGUF_FUSED_LAYER if "blk.0.attn_qkv.weight" in tensors else GGUF_LAYER
-    return _collect(_Source(where, tensors, GGUF_TOP, layer, ("",), adapt), config)
+    return _collect(_Source(where, tensors, GGUF_TOP, {**layer, **GGUF_EXPERTS}, ("",), adapt), config)
 
 
 def weights_from_safetensors(
@@ -98,14 +100,15 @@ def weights_from_safetensors(
         # Only the matrices of layers are stored as [in, out], not the embeddings.
         matrices = {name for name, tensor in tensors.items() if ".c_" in name and len(tensor.shape) == 2}
         tensors = {name: t.transposed() if name in matrices else t for name, t in tensors.items()}
-    return _collect(_Source(where, tensors, family.top, family.layer, _HF_PREFIXES, adapt), config)
+    layer = {**family.layer, **(family.experts.layer if family.experts else {})}
+    return _collect(_Source(where, tensors, family.top, layer, _HF_PREFIXES, adapt), config)
 
 
 def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, shape in config.shapes().items():
-        theirs, tensor = _find(source, name)
+        theirs, tensor = _find(source, config, name)
         used.add(theirs)
         if tensor.shape != shape:
             raise ModelError(
@@ -123,22 +126,31 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
     return weights
 
 
-def _find(source: _Source, name: str) -> tuple[str, Tensor]:
+def _find(source: _Source, config: ModelConfig, name: str) -> tuple[str, Tensor]:
     """Returns the file's name of one of our weights, and its tensor."""
     stem, _, suffix = name.rpartition(".")
-    index, kind = "", stem
+    index, kind, number = "", stem, ""
     if stem.startswith("layers."):
         _, index, kind = stem.split(".", 2)
+        kind, number = expert_weights.split_kind(kind)
     entry = source.layer[kind] if index else source.top[stem]
-    part = entry if isinstance(entry, WeightPart) else None
-    pattern = part.name if part else entry
-    assert isinstance(pattern, str)
-    wanted = f"{pattern.format(i=index)}.{suffix}"
+    if isinstance(entry, ExpertPart):
+        wanted = expert_weights.name_of(entry, index, number, suffix)
+    else:
+        pattern = entry.name if isinstance(entry, WeightPart) else entry
+        wanted = f"{pattern.format(i=index)}.{suffix}"
     for prefix in source.prefixes:
         theirs = prefix + wanted
         if theirs in source.tensors:
             tensor = source.tensors[theirs]
-            return theirs, _third(source.where, tensor, part) if part else tensor
+            if isinstance(entry, WeightPart):
+                tensor = _third(source.where, tensor, entry)
+            elif isinstance(entry, ExpertPart):
+                experts = config.layers[int(index)].feed_forward
+                assert isinstance(experts, ExpertsConfig)
+                count = experts.routing.experts
+                tensor = expert_weights.take(source.where, tensor, entry, number, count, suffix)
+            return theirs, tensor
     raise ModelError(f"{source.where}: {wanted} is missing ({name} of the model)")
 
 

@@ -15,6 +15,7 @@ from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory
 from glassloop.ops.quant import Float32, Format
+from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -144,6 +145,16 @@ class Ops(Protocol):
 
     def gate(self, gate: Array, up: Array, kind: Activation) -> Array:
         """activate(gate) * up."""
+
+    def route(self, x: Array, router: Router, routing: Routing) -> Array:
+        """Chooses the experts of each row: routes [rows, 2 * chosen], as `ops/routing.py` defines them. The
+        logits are products in float32, and `x` is not rounded for them."""
+
+    def experts(
+        self, x: Array, routes: Array, experts: Sequence[Expert], gating: Gating, weigh_input: bool
+    ) -> Array:
+        """The sum over the experts of a row, by ascending number, of weight * expert(x), or with
+        `weigh_input` of expert(weight * x): [rows, dim]. `routes` is what `route` returned for these rows."""
 
     def add(self, x: Array, y: Array) -> Array: ...
 

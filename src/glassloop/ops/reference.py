@@ -16,11 +16,13 @@ from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
 from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32, Format
+from glassloop.ops.routing import Expert, Gating, Router, Routing, choose_experts
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
 # Queries that attend at a time; this bounds the score matrix of a long prompt.
 _QUERIES_AT_ONCE = 256
+_ROWS_OF_EXPERT = 8  # rows that an expert computes at a time
 
 
 class ReferencePages:
@@ -195,6 +197,47 @@ class ReferenceOps:
 
     def gate(self, gate: Float32, up: Float32, kind: Activation) -> Float32:
         return self.activate(gate, kind) * up
+
+    def route(self, x: Float32, router: Router, routing: Routing) -> Float32:
+        logits = self.linear(x, router.weight, router.bias)
+        return choose_experts(logits, routing, router.choice_bias, router.factors)
+
+    def experts(
+        self, x: Float32, routes: Float32, experts: Sequence[Expert], gating: Gating, weigh_input: bool
+    ) -> Float32:
+        out = np.zeros_like(x)
+        chosen = routes.shape[1] // 2
+        numbers, weights = routes[:, :chosen].astype(np.intp), routes[:, chosen:, None]
+        for number in np.unique(numbers):
+            rows, places = np.nonzero(numbers == number)
+            weight = weights[rows, places]
+            inputs = x[rows] * weight if weigh_input else x[rows]
+            # Always so many rows, for BLAS may add up in another order if there are more or fewer.
+            for start in range(0, len(rows), _ROWS_OF_EXPERT):
+                part = slice(start, start + _ROWS_OF_EXPERT)
+                count = len(rows[part])
+                given = np.zeros((_ROWS_OF_EXPERT, x.shape[1]), np.float32)
+                given[:count] = inputs[part]
+                made = self._expert(given, experts[number], gating)[:count]
+                out[rows[part]] += made if weigh_input else made * weight[part]
+        return out
+
+    def _expert(self, x: Float32, expert: Expert, gating: Gating) -> Float32:
+        gate = self.linear(x, expert.gate, expert.gate_bias)
+        up = self.linear(x, expert.up, expert.up_bias)
+        return self.linear(self._gated(gate, up, gating), expert.down, expert.down_bias)
+
+    def _gated(self, gate: Float32, up: Float32, gating: Gating) -> Float32:
+        kind, limit, slope, shift = gating
+        if limit is not None:
+            gate = np.minimum(gate, np.float32(limit))
+            up = np.clip(up, np.float32(-limit), np.float32(limit))
+        if slope != 1.0:
+            with np.errstate(over="ignore"):
+                active: Float32 = gate / (1 + np.exp(-(np.float32(slope) * gate)))
+        else:
+            active = self.activate(gate, kind)
+        return active * (up + np.float32(shift) if shift else up)
 
     def add(self, x: Float32, y: Float32) -> Float32:
         return x + y

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.model.config import ModelConfig
+from glassloop.model.config import DenseConfig, ModelConfig
 from glassloop.model.config_gguf import config_from_gguf
 from glassloop.model.families import FAMILY_BY_TYPE, GGUF_FUSED_LAYER, GGUF_LAYER, GGUF_TOP, WeightPart
 from glassloop.model.gguf import MAGIC
@@ -153,6 +153,8 @@ def _interleaved(values: Float32, head_dim: int) -> Float32:
 def _config(config: ModelConfig) -> dict[str, Any]:
     family = family_of(config)
     mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
+    if not isinstance(dense, DenseConfig):
+        raise ModelError(f"{config.family} models are read, but not written to GGUF")
     layer_norm = "" if family.norm == "layer" else "rms_"
     values: dict[str, Any] = {
         "block_count": len(config.layers),

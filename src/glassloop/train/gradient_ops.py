@@ -20,8 +20,10 @@ from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory, host_memory
 from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32, Format
+from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
+from glassloop.train.expert_ops import choose_experts, sum_of_experts
 
 
 @dataclass
@@ -267,6 +269,35 @@ class TrainOps:
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor, kind: Activation) -> torch.Tensor:
         return self.activate(gate, kind) * up
+
+    def route(self, x: torch.Tensor, router: Router, routing: Routing) -> torch.Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            bias = None if router.bias is None else router.bias.float()
+            logits = F.linear(x.float(), router.weight.weight.float(), bias)
+            return choose_experts(logits, routing, router.choice_bias, router.factors)
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        routes: torch.Tensor,
+        experts: Sequence[Expert],
+        gating: Gating,
+        weigh_input: bool,
+    ) -> torch.Tensor:
+        def compute(number: int, rows: torch.Tensor) -> torch.Tensor:
+            expert = experts[number]
+            gate = self.linear(rows, expert.gate, expert.gate_bias)
+            up = self.linear(rows, expert.up, expert.up_bias)
+            return self.linear(self._gated(gate, up, gating), expert.down, expert.down_bias)
+
+        return sum_of_experts(x, routes, compute, weigh_input)
+
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor, gating: Gating) -> torch.Tensor:
+        if gating.limit is not None:
+            gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+        if gating.slope != 1.0:
+            return gate * torch.sigmoid(gating.slope * gate) * (up + gating.shift)
+        return self.activate(gate, gating.activation) * (up + gating.shift)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + (F.dropout(y, self.dropout, self.training) if self.dropout else y)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.errors import ModelError
-from glassloop.model.config import ModelConfig
+from glassloop.model.config import DenseConfig, ModelConfig
 from glassloop.model.config_hf import config_from_json
 from glassloop.model.families import FAMILIES, ModelFamily
 from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
@@ -63,6 +63,7 @@ def hf_config(config: ModelConfig, extra: Mapping[str, Any] | None = None) -> di
     if family.name not in _CLASSES:
         raise ModelError(f"{config.family} models are read, but not written to a folder")
     mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
+    assert isinstance(dense, DenseConfig), "the families that are written have no experts"
     keys = family.keys
     spelled = {kind: name for name, kind in reversed(list(family.activations.items()))}
     values: dict[str, Any] = {

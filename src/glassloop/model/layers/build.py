@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from glassloop.model.config import (
     AttentionConfig,
     DenseConfig,
+    ExpertsConfig,
     FeedForward,
     LayerConfig,
     Mixer,
@@ -17,10 +18,13 @@ from glassloop.model.config import (
 )
 from glassloop.model.layers.attention import Attention
 from glassloop.model.layers.dense import Dense
+from glassloop.model.layers.experts import Experts
 from glassloop.model.layers.parts import Linear, Norm
 from glassloop.model.layers.sublayer import Sublayer
 from glassloop.ops.kv_cache import Place
 from glassloop.ops.protocol import Array, Matrix, Ops
+from glassloop.ops.quant import F32
+from glassloop.ops.routing import Expert, Router
 from glassloop.ops.tensor import Tensor
 
 
@@ -59,13 +63,40 @@ class LayerBuilder:
                 q_norm, k_norm = (self.norm(f"{at}{name}_norm", config.qk_norm) for name in "qk")
                 return Attention(config, place, q, k, v, o, q_norm, k_norm)
 
-    def _feed_forward(self, at: str, config: FeedForward) -> Dense:
+    def _feed_forward(self, at: str, config: FeedForward) -> Dense | Experts:
         match config:
             case DenseConfig():
-                gate = self.linear(f"{at}gate") if config.gated else None
-                return Dense(config, gate, self.linear(f"{at}up"), self.linear(f"{at}down"))
+                return self._dense(at, config)
+            case ExpertsConfig():
+                return self._experts(at, config)
 
-    def _sublayer(self, at: str, config: LayerConfig, kind: Attention | Dense) -> Sublayer:
+    def _dense(self, at: str, config: DenseConfig) -> Dense:
+        gate = self.linear(f"{at}gate") if config.gated else None
+        return Dense(config, gate, self.linear(f"{at}up"), self.linear(f"{at}down"))
+
+    def _experts(self, at: str, config: ExpertsConfig) -> Experts:
+        experts = [self._expert(f"{at}experts.{number}.") for number in range(config.routing.experts)]
+        gated, shared = None, None
+        if config.shared_gate:
+            gated = Router(self._floats(f"{at}shared_gate.weight")), self._expert(f"{at}shared.")
+        elif config.shared is not None:
+            shared = self._dense(f"{at}shared.", config.shared)
+        biases = (self.vector(f"{at}{name}.bias") for name in ("router", "choice"))
+        router = Router(self._floats(f"{at}router.weight"), *biases)
+        return Experts(config, router, experts, shared, gated)
+
+    def _expert(self, at: str) -> Expert:
+        names = ("gate", "up", "down")
+        biases = (self.vector(f"{at}{name}.bias") for name in names)
+        return Expert(*(self.matrix(f"{at}{name}.weight") for name in names), *biases)
+
+    def _floats(self, name: str) -> Matrix:
+        """Returns a matrix of floats, as the products of a router are exact in: its choices are not
+        continuous."""
+        tensor = self._tensors[name]
+        return self._ops.matrix(tensor.stored_as(F32) if tensor.format.take_apart else tensor)
+
+    def _sublayer(self, at: str, config: LayerConfig, kind: Attention | Dense | Experts) -> Sublayer:
         norm = self.norm(f"{at}_norm", config.norm)
         if config.norm_place == "post":
             return Sublayer(kind, None, None, norm)

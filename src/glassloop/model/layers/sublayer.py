@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from glassloop.model.layers.attention import Attention
 from glassloop.model.layers.dense import Dense
+from glassloop.model.layers.experts import Experts
 from glassloop.model.layers.parts import ForwardStep, Norm
 from glassloop.ops.protocol import Array
 
@@ -13,7 +14,7 @@ from glassloop.ops.protocol import Array
 class Sublayer(NamedTuple):
     """A mixer or a feed-forward with its norms: of its input, of its output, and of the sum."""
 
-    kind: Attention | Dense
+    kind: Attention | Dense | Experts
     norm: Norm | None
     output_norm: Norm | None
     sum_norm: Norm | None

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from glassloop.errors import ModelError
 from glassloop.ops.batch import Batch, Int32
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
@@ -27,6 +28,7 @@ from glassloop.ops.native.program import Chain, NativeProgram, OpTime
 from glassloop.ops.native.recorder import NativeRecorder, NativeValue
 from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import F32, Float32, Format
+from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -46,7 +48,7 @@ class _AdaptedPlaceholder(_Placeholder):
 class NativeOps:
     name = "native"
     step_rows, rows_beside, most_running = 512, 128, 64
-    lacks: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset({"route", "experts"})
     # The arithmetic that docs/ops.md defines; the same bits on every instruction set. A change of any bit of
     # a result is a new version.
     description = "native arithmetic 2"
@@ -251,6 +253,19 @@ class NativeOps:
 
     def gate(self, gate: NativeValue, up: NativeValue, kind: Activation) -> NativeValue:
         return self._recorder.call("activate", gate.width, gate, up, i0=lib.ACTIVATIONS.index(kind))
+
+    def route(self, x: NativeValue, router: Router, routing: Routing) -> NativeValue:
+        raise ModelError("the native op set has no experts")
+
+    def experts(
+        self,
+        x: NativeValue,
+        routes: NativeValue,
+        experts: Sequence[Expert],
+        gating: Gating,
+        weigh_input: bool,
+    ) -> NativeValue:
+        raise ModelError("the native op set has no experts")
 
     def add(self, x: NativeValue, y: NativeValue) -> NativeValue:
         return self._recorder.call("add", x.width, x, y)

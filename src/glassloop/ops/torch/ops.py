@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from glassloop.errors import ModelError
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory
 from glassloop.ops.protocol import Activation, Forward, LowRank
 from glassloop.ops.quant import Float32, Format
+from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 from glassloop.ops.torch.chooser import DeviceRowOps
@@ -57,7 +59,7 @@ class TorchOps:
     step_rows = 2048
     rows_beside = 2048  # fewer save little: a step of 1,164 rows takes 0.7 of the time
     most_running = SIZES[-1]
-    lacks: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset({"route", "experts"})
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or default_device()
@@ -197,6 +199,14 @@ class TorchOps:
             return self._recorder.gated(gate, up, activation)
         value = self._recorder.value
         return self._elementwise("gate", value(gate), value(up), half=True, activation=activation)
+
+    def route(self, x: Lazy, router: Router, routing: Routing) -> Lazy:
+        raise ModelError("the torch op set has no experts")
+
+    def experts(
+        self, x: Lazy, routes: Lazy, experts: Sequence[Expert], gating: Gating, weigh_input: bool
+    ) -> Lazy:
+        raise ModelError("the torch op set has no experts")
 
     def add(self, x: Lazy, y: Lazy) -> TorchValue:
         if isinstance(x, TorchValue) and isinstance(y, Product) and not y.heads:
