@@ -229,7 +229,7 @@ def test_rank_files_that_are_not_there_or_not_known(tmp_path: Path) -> None:
         ("tokenizer.json", "\xff", "tokenizer.json: is not a tokenizer.json"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: is not JSON"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json: is not JSON"),
-        ("tokenizer_config.json", "3", "tokenizer_config.json: is not a JSON object"),
+        ("tokenizer_config.json", "3", "tokenizer_config.json: is 3; an object is expected"),
         ("tokenizer_config.json", '{"eos_token": "<nope>"}', "eos_token is '<nope>', which is not a token"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template is a int; text or a list"),
         ("tokenizer_config.json", '{"chat_template": [3]}', r"chat_template\[0\] is not an object"),

@@ -6,7 +6,6 @@ Hard needs one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,8 @@ from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskIt
 from glassloop.search.extract import number
 from glassloop.search.verdict import Verdict
 from glassloop.search.verify.ifeval import IFEval
+from glassloop.util.check import TEXT, require
+from glassloop.util.fields import json_object
 from glassloop.util.shown import shown
 
 DATA = Path(__file__).with_name("data")
@@ -140,19 +141,11 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
                     raise TaskError(f"{where}: is longer than {LONGEST_LINE} bytes, or one line too many")
                 if not line.strip():
                     continue
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise TaskError(f"{where}: is not JSON ({error})") from None
-                if not isinstance(value, dict):
-                    raise TaskError(f"{where}: is {shown(value)}; an object is expected")
-                yield value
+                yield json_object(line, where, TaskError)
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror}") from None
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str):
-        raise TaskError.about(name, f"is {shown(value)}; a text is expected in every line")
-    return value
+    require(name, row.get(name), TEXT, TaskError)
+    return str(row[name])

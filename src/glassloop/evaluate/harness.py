@@ -21,6 +21,7 @@ from glassloop.evaluate.evaluation_task import EvaluationTask, TaskError, TaskIt
 from glassloop.search.extract import find_extractor
 from glassloop.search.verdict import Verdict, Verifier
 from glassloop.text.template_worker import TemplateLimits
+from glassloop.util.check import ValueRule, check_one_of, one_of, require
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import shown
 
@@ -35,6 +36,9 @@ _KNOWN = _IGNORED | {
     *("target_delimiter", "generation_kwargs", "filter_list", "metric_list", "num_fewshot"),
 }
 _LIMITS = TemplateLimits()
+_MAPPING = ValueRule("a mapping", lambda it: isinstance(it, Mapping))
+_TEMPLATE = ValueRule("a template or a field", lambda it: isinstance(it, (str, int)))
+_CHOICES = ValueRule("a list of choices", lambda it: isinstance(it, list) and bool(it))
 
 
 def read_harness_task(path: Path, data: Path | None = None) -> EvaluationTask:
@@ -46,9 +50,7 @@ def read_harness_task(path: Path, data: Path | None = None) -> EvaluationTask:
     if config.get("num_fewshot") not in (None, 0):
         raise TaskError.about("num_fewshot", f"is {shown(config['num_fewshot'])}; only 0 is supported")
     kind = config.get("output_type", "generate_until")
-    if kind not in ("generate_until", "multiple_choice"):
-        problem = f"is {shown(kind)}; generate_until or multiple_choice is expected"
-        raise TaskError.about("output_type", problem)
+    check_one_of("output_type", kind, ("generate_until", "multiple_choice"), TaskError)
     source = data or _data_file(path, config)
     name = str(config.get("task", path.stem))
     templates = _Templates(config, path)
@@ -78,14 +80,13 @@ def _load(path: Path) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
     try:
-        loaded = yaml.load(read_at_most(str(path), _LONGEST, TaskError), Loader)
+        loaded: dict[str, Any] = yaml.load(read_at_most(str(path), _LONGEST, TaskError), Loader)
     except yaml.constructor.ConstructorError as error:
         problem = (error.problem or "an unknown tag").splitlines()[0]
         raise TaskError(f"{path}: {problem}; Python functions and included files are not supported") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise TaskError(f"{path}: is not YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(loaded, dict):
-        raise TaskError(f"{path}: is {shown(loaded)}; a mapping is expected")
+    require(str(path), loaded, _MAPPING, TaskError)
     return loaded
 
 
@@ -112,10 +113,7 @@ class _Templates:
         self.delimiter = str(config.get("target_delimiter", " "))
         self._description = str(config.get("description") or "")
         for name in ("doc_to_text", "doc_to_target"):
-            if not isinstance(config.get(name), (str, int)):
-                raise TaskError.about(
-                    name, f"is {shown(config.get(name))}; a template or a field is expected"
-                )
+            require(name, config.get(name), _TEMPLATE, TaskError)
 
     def text(self, row: Mapping[str, Any]) -> str:
         return self._description + str(self.value("doc_to_text", row))
@@ -134,15 +132,14 @@ class _Templates:
             raise TaskError.about(name, f"of {self._path}: {error}") from None
 
     def choices(self, row: Mapping[str, Any]) -> list[str]:
-        choices = self._config.get("doc_to_choice")
+        choices: Any = self._config.get("doc_to_choice")
         if isinstance(choices, str):
             choices = self.value("doc_to_choice", row)
             if isinstance(choices, str):
                 choices = _literal(choices)
         elif isinstance(choices, Mapping):
             choices = list(choices.values())
-        if not isinstance(choices, list) or not choices:
-            raise TaskError.about("doc_to_choice", f"is {shown(choices)}; a list of choices is expected")
+        require("doc_to_choice", choices, _CHOICES, TaskError)
         return [str(choice) for choice in choices]
 
 
@@ -206,8 +203,7 @@ def _exact_match(targets: list[str], extract: str, metric: Mapping[str, Any]) ->
 
 
 def _generation(kwargs: Any) -> dict[str, Any]:
-    if not isinstance(kwargs, Mapping):
-        raise TaskError.about("generation_kwargs", f"is {shown(kwargs)}; a mapping is expected")
+    require("generation_kwargs", kwargs, _MAPPING, TaskError)
     names = {"max_gen_toks": "max_tokens", "until": "stop"}
     options: dict[str, Any] = {}
     for name, value in kwargs.items():
@@ -237,8 +233,7 @@ def _filter(filters: Any) -> str:
         raise TaskError.about("filter_list", f"is {shown(filters)}; one regex and take_first are expected")
     pattern = patterns[0].get("regex_pattern", r"#### (\-?[0-9\.\,]+)")
     select = patterns[0].get("group_select", 0)
-    if select not in (0, -1):
-        raise TaskError.about("filter_list.group_select", f"is {shown(select)}; 0 or -1 is expected")
+    require("filter_list.group_select", select, one_of(0, -1), TaskError)
     return f"{'regex' if select == -1 else 'first'}:{pattern}"
 
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from glassloop.errors import GlassloopError
+from glassloop.util.fields import json_object
 from glassloop.util.shown import shown
 
 KIND, VERSION = "glassloop evaluation", 1
@@ -120,13 +121,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     return
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError):
-                    raise RecordError(f"{path}, line {number}: is not JSON; the record is damaged") from None
-                if not isinstance(value, dict):
-                    raise RecordError(f"{path}, line {number}: is {shown(value)}; an object is expected")
-                yield value
+                yield json_object(line, f"{path}, line {number}", RecordError)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from None
 

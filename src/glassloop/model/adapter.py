@@ -22,11 +22,11 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.config import ModelConfig
-from glassloop.model.safetensors import Contents, TensorEntry, parse_json, read_contents, read_file, read_json
+from glassloop.model.safetensors import Contents, TensorEntry, read_contents, read_file, read_json
 from glassloop.model.weight_names import hf_name
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
-from glassloop.util.fields import Fields
+from glassloop.util.fields import Fields, json_object
 from glassloop.util.files import sha256_of
 from glassloop.util.shown import printable, shown
 
@@ -131,7 +131,7 @@ def _eight_bit(path: Path, config: ModelConfig, name: str | None) -> Adapter:
         )
     if described.get("version") != VERSION:
         raise ModelError(f"{path}: has version {shown(described.get('version'))}; {VERSION!r} is expected")
-    values = parse_json(described["adapter"].encode(), f"{path}: adapter")
+    values = json_object(described["adapter"], f"{path}: adapter", ModelError)
     fields = Fields(f"{path}: adapter", values)
     stated_name = fields.get("name", path.stem)
     if not isinstance(stated_name, str):

@@ -5,7 +5,6 @@ The header is JSON from outside; each entry is checked before it is used.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from itertools import pairwise
 from math import prod
@@ -19,6 +18,7 @@ from glassloop.errors import ModelError
 from glassloop.model.unsupported import PICKLES, pickle_only
 from glassloop.ops.quant import FORMAT_BY_SAFETENSORS, Bytes
 from glassloop.ops.tensor import Tensor
+from glassloop.util.fields import json_object
 from glassloop.util.files import in_parallel, map_file, read_at_most
 from glassloop.util.shown import printable, shown
 
@@ -120,7 +120,7 @@ def read_contents(path: Path) -> Contents:
     header_size = int(whole[:8].view("<u8")[0])
     if header_size > min(_MAX_HEADER, len(whole) - 8):
         raise ModelError(f"{path}: header size is {header_size}, more than the file holds (truncated?)")
-    header = parse_json(bytes(whole[8 : 8 + header_size]), f"{path}: header", once=True)
+    header = json_object(bytes(whole[8 : 8 + header_size]), f"{path}: header", ModelError, once=True)
     metadata = header.pop("__metadata__", None)
     data = whole[8 + header_size :]
 
@@ -172,22 +172,4 @@ def _whole_numbers(value: Any) -> bool:
 
 def read_json(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
     """Reads a JSON object from a file of at most `most` bytes."""
-    return parse_json(read_at_most(path, most, ModelError), str(path))
-
-
-def parse_json(raw: bytes, where: str, once: bool = False) -> dict[str, Any]:
-    """Parses a JSON object; with `once` a key that appears twice is an error."""
-    try:
-        value = json.loads(raw, object_pairs_hook=_unique if once else None)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{where}: is not JSON: {printable(str(error))}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{where}: is not a JSON object")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("a key appears twice")
-    return members
+    return json_object(read_at_most(path, most, ModelError), str(path), ModelError)

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from glassloop.errors import GlassloopError, ModelError
-from glassloop.model.safetensors import parse_json, read_file
+from glassloop.model.safetensors import read_file
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.config import TrainError
 from glassloop.train.write_safetensors import write_safetensors
+from glassloop.util.fields import json_object
 
 _MARK, _VERSION = "glassloop checkpoint", "1"
 _PATTERN = "step-*.safetensors"
@@ -63,7 +64,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, str]) -> tuple[State, dic
         tensors = read_file(path)
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(size), f"{path}: header")
+            header = json_object(file.read(size), f"{path}: header", ModelError)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (ModelError, OSError) as error:
         raise TrainError(f"{path}: is not a whole checkpoint: {error}") from None

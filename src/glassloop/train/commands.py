@@ -22,6 +22,7 @@ from glassloop.train.research.exposure_command import add_exposure, run_exposure
 from glassloop.train.research.holes_command import add_holes, run_holes
 from glassloop.train.research.sweep_command import add_sweep, run_sweep
 from glassloop.train.run_folder import RunFolder
+from glassloop.util.check import one_of, require
 from glassloop.util.shown import shown
 
 # Commands that are `run` with a preset of their own.
@@ -259,8 +260,8 @@ def _config_of(
     file = config_file(parsed)
     preset = parsed.preset or file.get("preset", otherwise)
     file.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise TrainError.about("preset", f"is {preset!r}; one of {', '.join(PRESETS)} is expected")
+    if preset is not None:
+        require("preset", preset, one_of(*PRESETS), TrainError)
     settings = dict(PRESETS[preset][1]) if preset else {}
     where, flags = parsed.config or "flags", given_settings(parsed)
     config = make_config(where, further or {}, settings, file, flags)

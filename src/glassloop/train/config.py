@@ -16,8 +16,8 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from glassloop.errors import GlassloopError
+from glassloop.util.check import FLAG, TEXT, ValueRule, number_between, one_of, require
 from glassloop.util.files import read_at_most
-from glassloop.util.shown import shown
 
 _MOST_CONFIG = 1_000_000
 _WHOLE = 1 << 40
@@ -204,24 +204,27 @@ def _value_type(hint: Any) -> tuple[type, bool]:
 
 def _check(each: Field[Any], hint: Any, value: Any) -> None:
     kind, several = _value_type(hint)
-    rules = each.metadata
     if value is None and isinstance(hint, UnionType):
         return
-    values = value if several and isinstance(value, tuple) else (value,)
-    for one in values:
-        number = kind in (int, float)
-        right = type(one) is kind or (kind is float and type(one) is int)
-        if not right:
-            raise TrainError.about(each.name, f"is {shown(one)}; {_WORDS[kind]} is expected")
-        if number and not rules["least"] <= one <= rules["most"]:  # NaN is neither
-            least, most = f"{rules['least']:g}", rules["most"]
-            wanted = f"at least {least}" if most == _WHOLE else f"a number from {least} to {most:g}"
-            raise TrainError.about(each.name, f"is {one}; {wanted} is expected")
-        if rules["choices"] and one not in rules["choices"]:
-            raise TrainError.about(each.name, f"is {one!r}; one of {', '.join(rules['choices'])} is expected")
+    for entry in value if several and isinstance(value, tuple) else (value,):
+        require(each.name, entry, _KINDS[kind], TrainError)
+        if kind in (int, float):
+            require(each.name, entry, _range(each.metadata["least"], each.metadata["most"]), TrainError)
+        if each.metadata["choices"]:
+            require(each.name, entry, one_of(*each.metadata["choices"]), TrainError)
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+def _range(least: float, most: float) -> ValueRule:
+    rule = number_between(least, most)
+    return rule if most < _WHOLE else ValueRule(f"at least {least:g}", rule.fits)
+
+
+_KINDS = {
+    int: ValueRule("a whole number", lambda it: type(it) is int),
+    float: ValueRule("a number", lambda it: type(it) in (int, float)),
+    str: TEXT,
+    bool: FLAG,
+}
 
 
 def plan_text(config: TrainConfig, steps: int, data: int) -> str:

@@ -10,6 +10,7 @@ from glassloop.model.registry import fetch
 from glassloop.train.gguf_file import write_gguf
 from glassloop.train.lora import merged
 from glassloop.train.model_folder import TYPES, tokenizer_files, write_model_folder
+from glassloop.util.check import one_of, require
 
 GGUF_FORMATS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8": "Q8_0", "q4": "Q4_1"}
 
@@ -17,8 +18,7 @@ GGUF_FORMATS = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8": "Q8_0", "q4": 
 def export(model: str, out: Path, format: str = "f32", adapter: str | None = None) -> Path:
     """Writes a model to a new folder (f32, f16, bf16) or a `.gguf` file (also q8 and q4). An adapter is
     merged into the weights first. Returns the path."""
-    if format not in GGUF_FORMATS:
-        raise GlassloopError.about("format", f"is {format!r}; one of {', '.join(GGUF_FORMATS)} is expected")
+    require("format", format, one_of(*GGUF_FORMATS))
     name = GGUF_FORMATS[format]
     files = ModelFiles(fetch(model))
     weights = {name: tensor.float32() for name, tensor in files.weights.items()}

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.config import TrainError, options, read_config
+from glassloop.train.config import options, read_config
 
 
 def given_settings(parsed: argparse.Namespace, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -18,14 +18,6 @@ def given_settings(parsed: argparse.Namespace, left_out: tuple[str, ...] = ()) -
 def config_file(parsed: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings of the file that `--config` names."""
     return read_config(Path(parsed.config)) if parsed.config else {}
-
-
-def check_numbers(parsed: argparse.Namespace, *names: str, least: float = 1, most: float) -> None:
-    """Raises unless the flags of these names are from `least` to `most`."""
-    for name in names:
-        value = getattr(parsed, name)
-        if not least <= value <= most:
-            raise TrainError.about(name, f"is {value}; {least:g} to {most:g} is expected")
 
 
 def add_flag(group: Any, name: str, kind: type, several: bool, default: Any, help: str) -> None:

@@ -14,6 +14,7 @@ from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.hf_layout import hf_config, hf_tensors
 from glassloop.train.write_safetensors import write_safetensors
+from glassloop.util.check import one_of, require
 from glassloop.util.files import read_at_most, sha256_of, write_text
 
 TYPES = {name: format.dtype for name, format in FORMATS.items() if format.dtype}
@@ -39,8 +40,7 @@ def write_model_folder(
 ) -> str:
     """Writes the model and returns the SHA-256 of its weights file. The folder appears when it is whole, and
     replaces one that a model was written to before."""
-    if format not in TYPES:
-        raise GlassloopError.about("format", f"is {format!r}; one of {', '.join(TYPES)} is expected")
+    require("format", format, one_of(*TYPES))
     ids = {"bos_token_id": bos_id, "eos_token_id": list(ends) if len(ends) > 1 else next(iter(ends), None)}
     values = hf_config(config, {"dtype": TYPES[format], **ids})
     staging = folder.with_name(folder.name + ".part")

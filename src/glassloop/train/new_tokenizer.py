@@ -15,6 +15,7 @@ from typing import Any
 from glassloop.errors import GlassloopError
 from glassloop.text.alphabet import BYTE_CHARACTERS, to_alphabet
 from glassloop.train.sources import find_files, read_documents
+from glassloop.util.check import check_count
 
 END = "<|endoftext|>"
 _MOST_CHARACTERS = 100_000
@@ -26,9 +27,7 @@ def train_bpe(data: Sequence[str | Path], folder: Path, vocab_size: int = 8192) 
 
     from glassloop.text.pretokenizers import GPT2
 
-    least = len(BYTE_CHARACTERS) + 1
-    if not least <= vocab_size <= 1 << 20:
-        raise GlassloopError.about("vocab_size", f"is {vocab_size}; {least} to {1 << 20} is expected")
+    check_count("vocab_size", vocab_size, len(BYTE_CHARACTERS) + 1, 1 << 20)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = GPT2.build()
     trainer = trainers.BpeTrainer(

@@ -20,7 +20,7 @@ from glassloop.ops.memory import format_bytes
 from glassloop.ops.quant import F32, FORMATS, Bytes, Float32, Format, dequantize
 from glassloop.ops.tensor import Tensor
 from glassloop.train.gguf_file import gguf_parts, write_tensors
-from glassloop.util.shown import shown
+from glassloop.util.check import one_of, require
 
 # Each name that --weights takes, with the format of matrices, and that of the embedding and the head, which
 # need more bits.
@@ -51,8 +51,7 @@ Progress = Callable[[int, int, str], None]  # numbers done, numbers in all, the 
 
 def convert(model: str, out: Path, weights: str, progress: Progress | None = None) -> list[TensorReport]:
     """Writes a model to a new `.gguf` file and returns what became of each tensor."""
-    if weights not in WEIGHTS:
-        raise GlassloopError.about("weights", f"is {shown(weights)}; one of {', '.join(WEIGHTS)} is expected")
+    require("weights", weights, one_of(*WEIGHTS))
     if out.suffix != ".gguf":
         raise GlassloopError(f"{out}: a path that ends in .gguf is expected")
     if out.exists():

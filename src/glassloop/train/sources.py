@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
-import json
 import lzma
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import IO, Any, NamedTuple
 from glassloop.errors import TextError
 from glassloop.text.chat import check_messages
 from glassloop.train.token_files import DataError
-from glassloop.util.shown import shown
+from glassloop.util.check import ValueRule, require
+from glassloop.util.fields import json_object
 
 TEXT_SUFFIXES = (".txt", ".md", ".text")
 LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -138,15 +138,14 @@ def _read_lines(path: Path) -> Iterator[Document]:
         raise DataError(f"{path}: is empty; a JSON object in each line is expected")
 
 
+_TEXT = ValueRule("a text", lambda it: isinstance(it, str) and bool(it))
+
+
 def _document(where: str, line: bytes) -> Document:
     try:
-        values = json.loads(line.decode())
+        values = json_object(line.decode(), where, DataError)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: byte {error.start} is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{where}: is {shown(values)}; a JSON object is expected")
     if "messages" in values:
         try:
             messages = check_messages(values["messages"])
@@ -158,7 +157,6 @@ def _document(where: str, line: bytes) -> Document:
     for names in (("text",), ("prompt", "completion")):
         if names[0] in values:
             for name in names:
-                if not isinstance(values.get(name), str) or not values[name]:
-                    raise DataError(f"{where}: {name} is {shown(values.get(name))}; a text is expected")
+                require(f"{where}: {name}", values.get(name), _TEXT, DataError)
             return Document(where, [values[names[0]]], completion=values.get("completion"))
     raise DataError(f"{where}: has none of text, messages, prompt and completion")

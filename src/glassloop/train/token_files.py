@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
-from glassloop.util.fields import Fields
+from glassloop.util.fields import Fields, json_object
 from glassloop.util.files import read_at_most, sha256_of
 
 FORMAT, VERSION = "glassloop tokens", 1
@@ -220,11 +220,8 @@ def _load(folder: Path, where: str, kind: str, entry: Any) -> NDArray[Any] | Non
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    try:
-        values = json.loads(read_at_most(path, _MOST_MANIFEST, DataError))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
+    values = json_object(read_at_most(path, _MOST_MANIFEST, DataError), str(path), DataError)
+    if values.get("format") != FORMAT:
         raise DataError(f"{path}: is not the manifest of token files")
     if values.get("version") != VERSION:
         raise DataError(f"{path}: version is {values.get('version')!r}; {VERSION} is expected")

@@ -10,7 +10,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from glassloop.upstream.client import UpstreamError
-from glassloop.util.shown import printable, shown
+from glassloop.util.check import OBJECT, ValueRule, require, whole_between
+from glassloop.util.shown import printable
 
 _MOST_TEXT = 1 << 20  # characters of one chunk, and bytes of one token
 _MOST_ALTERNATIVES = 64  # that are recorded with a token
@@ -60,28 +61,18 @@ class AnswerPart(NamedTuple):
 
 def read_part(chunk: Any) -> AnswerPart:
     """Returns a chunk, checked. Raises if it cannot be understood."""
-    if not isinstance(chunk, dict):
-        raise _wrong("a chunk", chunk, "an object")
-    counts = _counts(chunk.get("usage"))
+    counts = _counts(_object("chunk", chunk).get("usage"))
     fingerprint = chunk.get("system_fingerprint")
     fingerprint = printable(fingerprint, 256) if isinstance(fingerprint, str) and fingerprint else None
-    choices = chunk.get("choices")
-    if not isinstance(choices, list):
-        raise _wrong("choices", choices, "a list")
+    choices = _list("choices", chunk.get("choices"))
     if not choices:
         return AnswerPart(counts=counts, fingerprint=fingerprint)
-    choice = choices[0]
-    if not isinstance(choice, dict):
-        raise _wrong("choices[0]", choice, "an object")
+    choice = _object("choices[0]", choices[0])
     delta = choice.get("delta", choice.get("message"))
     text = choice.get("text") if delta is None else _object("delta", delta).get("content")
-    if text is None:
-        text = ""
-    if not isinstance(text, str) or len(text) > _MOST_TEXT:
-        raise _wrong("the text of a chunk", text, f"a text of at most {_MOST_TEXT} characters")
     reason = choice.get("finish_reason")
     return AnswerPart(
-        text.encode("utf-8", "replace").decode(),
+        "" if text is None else _text("text", text),
         _entries(choice.get("logprobs")),
         printable(reason, 64) if isinstance(reason, str) and reason else None,
         _stop_reason(choice.get("stop_reason")),
@@ -137,14 +128,10 @@ def _sorted(others: Sequence[ReportedAlternative]) -> tuple[ReportedAlternative,
 
 def _piece(token: Any, listed: Any) -> tuple[str, bytes]:
     """Returns the text of a token and its bytes, which are empty where they are not known."""
-    if not isinstance(token, str) or len(token) > _MOST_TEXT:
-        raise _wrong("a token", token, f"a text of at most {_MOST_TEXT} characters")
-    token = token.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+    token = _text("token", token)
     if listed is not None:
-        numbers = _list("bytes", listed, _MOST_TEXT)
-        if not all(type(each) is int and 0 <= each < 256 for each in numbers):
-            raise _wrong("bytes", listed, "a list of numbers from 0 to 255")
-        return token, bytes(numbers)
+        _check("bytes", listed, _BYTES)
+        return token, bytes(listed)
     if escaped := _ESCAPED.fullmatch(token):
         return token.removeprefix("bytes:"), bytes.fromhex(escaped[1].replace("\\x", ""))
     return token, b"" if PART.search(token) else token.encode()
@@ -154,8 +141,7 @@ def _logprob(value: Any) -> float | None:
     """Returns a log-probability, or None if there is none."""
     if value is None:
         return None
-    if type(value) not in (int, float) or not value <= _ROUNDING:  # NaN included
-        raise _wrong("logprob", value, "a log-probability, which is a number up to 0,")
+    _check("logprob", value, _LOGPROB)
     return float(value) if value >= _LEAST else -inf
 
 
@@ -215,17 +201,38 @@ def _stop_reason(value: Any) -> str | None:
     return str(value) if type(value) is int and abs(value) <= _MOST_COUNT else None
 
 
+_TEXT = ValueRule(
+    f"a text of at most {_MOST_TEXT} characters", lambda it: isinstance(it, str) and len(it) <= _MOST_TEXT
+)
+_ENTRIES = ValueRule(
+    f"a list of at most {_MOST_ENTRIES} entries", lambda it: isinstance(it, list) and len(it) <= _MOST_ENTRIES
+)
+_BYTES = ValueRule(
+    f"a list of at most {_MOST_TEXT} numbers from 0 to 255",
+    lambda it: isinstance(it, list) and len(it) <= _MOST_TEXT and all(map(whole_between(0, 255).fits, it)),
+)
+_LOGPROB = ValueRule(  # NaN does not fit
+    "a log-probability, which is a number up to 0,", lambda it: type(it) in (int, float) and it <= _ROUNDING
+)
+
+
 def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(name, value, "an object")
-    return value
+    _check(name, value, OBJECT)
+    fields: dict[str, Any] = value
+    return fields
 
 
-def _list(name: str, value: Any, most: int = _MOST_ENTRIES) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise _wrong(name, value, f"a list of at most {most} entries")
-    return value
+def _list(name: str, value: Any) -> list[Any]:
+    _check(name, value, _ENTRIES)
+    entries: list[Any] = value
+    return entries
 
 
-def _wrong(name: str, value: Any, expected: str) -> UpstreamError:
-    return UpstreamError(f"the upstream's answer has {name} {shown(value)}; {expected} is expected")
+def _text(name: str, value: Any) -> str:
+    """Returns a text without lone surrogates."""
+    _check(name, value, _TEXT)
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _check(name: str, value: Any, rule: ValueRule) -> None:
+    require(f"the upstream's {name}", value, rule, UpstreamError)

@@ -1,18 +1,40 @@
-"""Typed look-ups in a mapping that comes from a file (`config.json`, GGUF metadata). A value of the wrong
-type or size is an error that names the file and the field.
+"""JSON objects from files, and typed look-ups in them or in another mapping of a file (GGUF metadata). A
+value of the wrong type or size is an error that names the file and the field.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from glassloop.errors import GlassloopError, ModelError
 from glassloop.util.check import FLAG, OBJECT, ValueRule, number_between, or_none, whole_between
-from glassloop.util.shown import shown
+from glassloop.util.shown import printable, shown
 
 # float32 holds it and its reciprocal
 _POSITIVE = ValueRule("a positive number", number_between(1e-30, 1e30).fits)
+
+
+def json_object(
+    data: bytes | str, where: str, kind: type[GlassloopError], once: bool = False
+) -> dict[str, Any]:
+    """Returns the JSON object that a file or a line consists of. `where` names it in errors, which are of
+    this kind; with `once` a key that appears twice is an error."""
+    try:
+        value = json.loads(data, object_pairs_hook=_unique if once else None)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{where}: is not JSON: {printable(str(error))}") from None
+    if not isinstance(value, dict):
+        raise kind(f"{where}: is {shown(value)}; an object is expected")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key appears twice")
+    return members
 
 
 class Fields:

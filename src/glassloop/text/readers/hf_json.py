@@ -26,6 +26,7 @@ from glassloop.text.pipeline import (
 )
 from glassloop.text.readers.split_patterns import complaint
 from glassloop.text.vocabulary import Spelling, TokenKind, Vocabulary
+from glassloop.util.fields import json_object
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import shown
 
@@ -271,13 +272,7 @@ def _chat_template(folder: Path, config: dict[str, Any], bos: str, eos: str) -> 
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        value = json.loads(read_at_most(path, _MOST_OF_OTHERS, TextError))
-    except (ValueError, RecursionError) as error:
-        raise TextError(f"{path}: is not JSON: {first_line(error)}") from None
-    if not isinstance(value, dict):
-        raise TextError(f"{path}: is not a JSON object")
-    return value
+    return json_object(read_at_most(path, _MOST_OF_OTHERS, TextError), str(path), TextError)
 
 
 def write_json_files(parts: TokenizerParts) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassloop.train.config import TrainError, need_torch
+from glassloop.util.check import check_count
 
 if TYPE_CHECKING:
     from glassloop.train.token_files import TokenFiles
@@ -60,8 +61,7 @@ def add_drafter(commands: Any) -> None:
 def run_drafter(arguments: argparse.Namespace) -> None:
     """Runs the command."""
     for name in ("tokens", "processes", "slots", "length", "vocab_size", "steps", "batch"):
-        if getattr(arguments, name) < 1:
-            raise TrainError.about(name, f"is {getattr(arguments, name)}; a positive number is expected")
+        check_count(name, getattr(arguments, name), 1, 1 << 40, error=TrainError)
     need_torch()
     import torch
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from glassloop.train.config import TrainConfig, need_torch
-from glassloop.train.flags import check_numbers
+from glassloop.train.config import TrainConfig, TrainError, need_torch
+from glassloop.util.check import check_count
 
 _NUMBERS = (
     ("texts", 128, "Texts that each model writes"),
@@ -46,7 +46,8 @@ def run_exposure(arguments: argparse.Namespace) -> None:
     from glassloop.train.research.exposure import exposure_svg, exposure_text, load_network, measure_exposure
     from glassloop.util.files import write_text
 
-    check_numbers(arguments, "texts", "prompt_tokens", "tokens", most=1 << 16)
+    for name in ("texts", "prompt_tokens", "tokens"):
+        check_count(name, getattr(arguments, name), 1, 1 << 16, error=TrainError)
     device = choose_device(TrainConfig(device=arguments.device))
     prompts, ends = data_prompts(
         arguments.data, arguments.teacher, arguments.texts, arguments.prompt_tokens, arguments.seed

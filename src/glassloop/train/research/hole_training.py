@@ -33,6 +33,7 @@ from glassloop.train.research.hole_network import HoleNetwork
 from glassloop.train.research.masking import Layout, blocks, holes
 from glassloop.train.run_folder import RunFolder
 from glassloop.train.token_files import TokenFiles, is_token_folder
+from glassloop.util.check import check_count, check_number
 from glassloop.util.files import write_text
 from glassloop.util.progress import ProgressBar
 
@@ -56,17 +57,14 @@ class HolesConfig:
     seconds: float = 0.0  # the learning rate falls so that the run ends within this time; 0: no limit
 
     def __post_init__(self) -> None:
-        if not 0 <= self.block_share <= 1:
-            raise TrainError.about("block_share", f"is {self.block_share}; 0 to 1 is expected")
+        check_number("block_share", self.block_share, 0, 1, TrainError)
         if self.mix and len(self.mix) != len(self.run.data):
             count = len(self.run.data)
             raise TrainError.about("mix", f"has {len(self.mix)} numbers; one for each of {count} sources")
-        if self.mask_token < 0:
-            raise TrainError.about("mask_token", f"is {self.mask_token}; 0 or more is expected")
+        check_count("mask_token", self.mask_token, 0, 1 << 31, error=TrainError)
         if any(not 0 <= share < 1e9 for share in self.mix) or (self.mix and not sum(self.mix)):
             raise TrainError.about("mix", f"is {self.mix}; numbers from 0, not all of them 0, are expected")
-        if not 0 <= self.seconds < 1e9:
-            raise TrainError.about("seconds", f"is {self.seconds}; 0 or more is expected")
+        check_number("seconds", self.seconds, 0, 1e9, TrainError)
         if self.run.model is None:
             raise TrainError.about("model", "is missing; the model to adapt is expected")
         if not self.run.lora_rank:

@@ -7,7 +7,6 @@ one draw on the device, with no work per conversation but to append its token.""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from glassloop.ops.batch import Batch, Span, pages_for
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.train.config import TrainError
 from glassloop.train.token_files import DataError, TokenFiles, TokenWriter
+from glassloop.util.fields import json_object
 from glassloop.util.files import read_at_most
 
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 0.7, 1.0)  # one of them for each answer
@@ -64,11 +64,8 @@ def read_questions(path: Path) -> list[str]:
     with the input of its first instance, if it has one (the layout of self-instruct)."""
     questions = []
     for number, line in enumerate(read_at_most(path, _MOST_SEEDS, DataError).decode().splitlines(), 1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: is not JSON: {error}") from None
-        name = next((name for name in _QUESTION_FIELDS if isinstance(entry, dict) and name in entry), None)
+        entry = json_object(line, f"{path}, line {number}", DataError)
+        name = next((name for name in _QUESTION_FIELDS if name in entry), None)
         if name is None or not isinstance(entry[name], str):
             raise DataError(f"{path}, line {number}: has none of the fields {', '.join(_QUESTION_FIELDS)}")
         instances = entry.get("instances")

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from glassloop.train.config import SWEPT, TrainError, make_config, options
-from glassloop.train.flags import add_flag, add_output, check_numbers, config_file, given_settings
+from glassloop.train.flags import add_flag, add_output, config_file, given_settings
+from glassloop.util.check import check_count, check_number
 
 # Minutes on two cores.
 _SIZES = ("2x32", "2x48", "3x64", "4x96")
@@ -54,8 +55,8 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     """Makes the sweep and prints the law and the prediction."""
     from glassloop.train.research.sweep import Size, sweep, sweep_facts, sweep_text
 
-    check_numbers(arguments, "times", most=1e6)
-    check_numbers(arguments, "jobs", most=256)
+    check_number("times", arguments.times, 1, 1e6, TrainError)
+    check_count("jobs", arguments.jobs, 1, 256, error=TrainError)
     if any(budget < 1 for budget in arguments.budgets):
         raise TrainError.about("budgets", "has a number below 1; numbers of tokens are expected")
     flags = given_settings(arguments, left_out=SWEPT)
