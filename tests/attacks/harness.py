@@ -41,9 +41,19 @@ class Answer:
         return json.loads(self.body)
 
     @property
-    def error(self) -> dict[str, Any]:
-        """The error in OpenAI's shape; an assertion where it is not."""
+    def protocol(self) -> str:
+        """Whose shape the error has."""
         told = self.json()
+        return "Anthropic" if isinstance(told, dict) and told.get("type") == "error" else "OpenAI"
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error in OpenAI's shape, to which others are brought; an assertion where it has none."""
+        told = self.json()
+        if self.protocol == "Anthropic":
+            assert set(told) == {"type", "error", "request_id"}, self.body[:300]
+            assert set(told["error"]) == {"type", "message"}, self.body[:300]
+            told = {"error": {**told["error"], "param": None, "code": None}}
         assert isinstance(told, dict) and set(told) == {"error"}, self.body[:300]
         error: dict[str, Any] = told["error"]
         assert set(error) == {"message", "type", "param", "code"}, error

@@ -249,7 +249,12 @@ def wrong(case: Case, answer: Answer) -> str:
     try:
         error = answer.error
     except (AssertionError, ValueError) as trouble:
-        return f"{status} is not in OpenAI's shape: {trouble}: {answer.body[:300]!r}"
+        return f"{status} is in no protocol's shape: {trouble}: {answer.body[:300]!r}"
+    expected = protocol_of(case.path)
+    if (
+        status not in (408, 431) and answer.protocol != expected
+    ):  # these two may come before the path is known
+        return f"{status} is in {answer.protocol}'s shape, not {expected}'s: {answer.body[:300]!r}"
     message, given = error["message"], (case.body or b"").decode("latin-1") + case.path
     leaked = _PATH.search(message)
     if leaked and leaked[0] not in given:
@@ -263,6 +268,11 @@ def wrong(case: Case, answer: Answer) -> str:
         if not inner and not any(name in said for name in case.fields):
             return f"{status} names none of {', '.join(case.fields)}: {error}"
     return ""
+
+
+def protocol_of(path: str) -> str:
+    """Whose errors are read by the clients of a path."""
+    return "Anthropic" if re.match(r"/v1/messages(/|\?|$)", path) else "OpenAI"
 
 
 class Client:

@@ -18,6 +18,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/embeddings": {"input": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from glassloop.server.anthropic import messages
 from glassloop.server.http import errors
 from glassloop.server.http.access import AccessControl
 from glassloop.server.openai import chat, completions, embeddings, kept_responses, models, responses, tokens
@@ -23,7 +24,7 @@ from glassloop.server.studio import (
 
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
 _PARTS = (
-    *(chat, completions, responses, kept_responses, embeddings, models, tokens),
+    *(chat, completions, responses, kept_responses, messages, embeddings, models, tokens),
     *(inspection, import_export, runs, searches, edits, diffusions),
     *(health, training, static_pages),
 )

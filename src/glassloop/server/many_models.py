@@ -118,7 +118,8 @@ class ManyModels:
                 return
             listed += json.loads(b"".join(part.get("body", b"") for part in parts[1:]))["data"]
             headers = headers or parts[0]["headers"]
-        answer = JSON({"object": "list", "data": listed})
+        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
+        answer = JSON({"object": "list", "data": listed, **ends})
         answer_names = {name for name, _ in answer.raw_headers}
         answer.raw_headers += [(name, value) for name, value in headers if name not in answer_names]
         await answer(scope, receive, send)

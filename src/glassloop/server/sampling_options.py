@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from glassloop.decode.defaults import with_defaults
 from glassloop.decode.limits import check_size
@@ -38,10 +38,24 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Drops nulls of unknown names: clients send every field that they know."""
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: each for name, each in value.items() if each is not None or name in known}
+
     @property
     def given(self) -> dict[str, Any]:
         """The fields that the client has set, by name."""
         return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The options of `Sampling` that have another name here, by their field."""
+        return {}
 
 
 _FIELDS: dict[str, Any] = {

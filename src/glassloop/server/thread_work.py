@@ -20,10 +20,11 @@ from glassloop.server.operation.workers import Pools, Workers
 from glassloop.server.sampling_options import Body
 
 T = TypeVar("T")
+_ANTHROPIC = ("output_config", "output_format")
 _VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Fields that a grammar is made from.
 _CONSTRAINTS = frozenset(
-    ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM)
+    ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM, *_ANTHROPIC)
 )
 _PATTERNS = frozenset(("search", "check"))  # fields with patterns and schemas of verifiers
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders

@@ -94,7 +94,7 @@ class AccessControl:
                 self._service.log("error", path=scope["path"], error=f"{type(error).__name__}: {error}")
             if status == 0:
                 page = _foreign_page(scope) if refusal.code == "foreign_site" else None
-                await (page or refusal.response)(scope, receive, answer)
+                await (page or refusal.response_for(scope["path"]))(scope, receive, answer)
         finally:
             self._record(scope, method, status, run, time.perf_counter() - began)
 
@@ -121,7 +121,8 @@ class AccessControl:
         if scope["method"] != "OPTIONS" or method is None:
             return None
         if not any(route.matches({**scope, "method": method})[0] is Match.FULL for route in self._routes):
-            return APIError(404, f"there is no {printable(method)} {printable(scope['path'])}").response
+            message = f"there is no {printable(method)} {printable(scope['path'])}"
+            return APIError(404, message).response_for(scope["path"])
         allowed = {
             "access-control-allow-methods": method,
             "access-control-max-age": "600",

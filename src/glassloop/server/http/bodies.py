@@ -191,15 +191,15 @@ def _place(message: str, data: bytes) -> int:
 
 
 def check_names(body: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Returns the fields of the model that the body has, and refuses the first name that is none. Parameters
-    that are not supported may be null: some clients send every parameter that they know."""
+    """Returns the fields of the model that the body has, and refuses the first name that is none. Others may
+    be null: some clients send every parameter that they know."""
     names = {field.alias or name for name, field in model.model_fields.items()}
     for name, value in body.items():
-        if name in UNSUPPORTED and name not in names:
-            if value is not None:
-                raise unsupported(name, UNSUPPORTED[name])
-        elif name not in names:
-            raise unknown_parameter(printable(name), names)
+        if name in names or value is None:
+            continue
+        if name in UNSUPPORTED:
+            raise unsupported(name, UNSUPPORTED[name])
+        raise unknown_parameter(printable(name), names)
     return {name: value for name, value in body.items() if name in names}
 
 

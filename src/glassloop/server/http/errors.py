@@ -1,4 +1,4 @@
-"""Errors as clients get them: OpenAI's error shape, always with an HTTP status."""
+"""Errors as clients get them: in the shape of their protocol, always with an HTTP status."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from glassloop.engine.deadline import TimedOut
 from glassloop.engine.protocol import Unavailable
 from glassloop.engine.thread import Busy
 from glassloop.errors import GlassloopError, LengthError
+from glassloop.server.http.error_shapes import TOO_LONG, ErrorAnswer, shape_of, shaped
 from glassloop.util.shown import printable
-
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 # Parameters of OpenAI and of other servers that are not supported, and why, or what to use instead.
 UNSUPPORTED = {
@@ -44,43 +43,36 @@ UNSUPPORTED = {
 }
 
 
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+def errors_of(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Returns the error responses that every endpoint of a protocol may give, as the OpenAPI document lists
+    them. FastAPI builds a validator for each model of each route, which would take most of the server's
+    start. One of them brings the schema into the document; the others refer to it."""
+    reference = {"$ref": f"#/components/schemas/{shape.__name__}"}
+    by_reference = {"content": {"application/json": {"schema": reference}}}
+    return {
+        status: {"description": what, **({"model": shape} if status == 500 else by_reference)}
+        for status, what in _MEANINGS.items()
+    }
 
 
-class ErrorAnswer(BaseModel):
-    error: ErrorDetail
-
-
-# FastAPI builds a validator for each model of each route, which would take most of the server's start. One of
-# them brings the schema into the OpenAPI document; the others refer to it.
-_BY_MODEL = {"model": ErrorAnswer}
-_BY_REFERENCE = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}}
-
-# The error responses that every endpoint may give, as the OpenAPI document lists them.
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, **(_BY_MODEL if status == 500 else _BY_REFERENCE)}
-    for status, what in {
-        400: "Something in the request is wrong, or not supported",
-        401: "An API key is expected",
-        403: "Asked by a page of another site, or under another name than localhost",
-        404: "There is no such thing",
-        405: "Another method is expected",
-        408: "The request was not complete in time, or took longer than the server allows",
-        409: "It is not in a state for that",
-        413: "The body is too large",
-        415: "Another content type is expected",
-        422: "The body cannot be read",
-        431: "The headers are too large",
-        429: "Too many requests wait already; the header Retry-After says when to come again",
-        500: "Something went wrong in the server",
-        501: "This server cannot do that",
-        503: "The server is shutting down, or has no engine that could answer",
-    }.items()
+_MEANINGS = {
+    400: "Something in the request is wrong, or not supported",
+    401: "An API key is expected",
+    403: "Asked by a page of another site, or under another name than localhost",
+    404: "There is no such thing",
+    405: "Another method is expected",
+    408: "The request was not complete in time, or took longer than the server allows",
+    409: "It is not in a state for that",
+    413: "The body is too large",
+    415: "Another content type is expected",
+    422: "The body cannot be read",
+    431: "The headers are too large",
+    429: "Too many requests wait already; the header Retry-After says when to come again",
+    500: "Something went wrong in the server",
+    501: "This server cannot do that",
+    503: "The server is shutting down, or has no engine that could answer",
 }
+ERRORS = errors_of(ErrorAnswer)
 
 
 class APIError(Exception):
@@ -101,12 +93,15 @@ class APIError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        """The error in OpenAI's shape."""
+        return shaped(ErrorAnswer, self.status, self.message, self.param, self.code)
 
-    @property
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    def body_for(self, path: str) -> dict[str, Any]:
+        """Returns the error in the shape that a client of this path reads."""
+        return shaped(shape_of(path), self.status, self.message, self.param, self.code)
+
+    def response_for(self, path: str) -> JSONResponse:
+        return JSONResponse(self.body_for(path), self.status, self.headers)
 
 
 def invalid(param: str, message: str) -> APIError:
@@ -146,7 +141,7 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, TimedOut):
         return APIError(408, str(error), code="timeout")
     if isinstance(error, GlassloopError):
-        code = "context_length_exceeded" if isinstance(error, LengthError) else None
+        code = TOO_LONG if isinstance(error, LengthError) else None
         return APIError(400, str(error), param=error.field, code=code)
     if isinstance(error, RecursionError):
         return APIError(400, "the body is nested too deeply; fewer levels are expected")
@@ -158,7 +153,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return describe(error.errors()[0]).response  # of a path or a query; bodies are read elsewhere
+        described = describe(error.errors()[0])  # of a path or a query; bodies are read elsewhere
+        return described.response_for(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
@@ -167,10 +163,10 @@ def install(app: FastAPI) -> None:
             405: f"{printable(request.url.path)} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         headers = dict(error.headers) if error.headers else None
-        return APIError(error.status_code, message, headers=headers).response
+        return APIError(error.status_code, message, headers=headers).response_for(request.url.path)
 
     async def _ours(request: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response
+        return as_api_error(error).response_for(request.url.path)
 
     # For an unexpected `Exception` Starlette sends this response and raises the exception again for the log.
     for kind in (APIError, GlassloopError, RecursionError, Exception):

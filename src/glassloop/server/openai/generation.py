@@ -56,10 +56,9 @@ def _prepare(prepare: Callable[[Service, B], Generation], service: Service, body
     try:
         return prepare(service, body)
     except SamplingError as error:
-        structured = _structured(body) if isinstance(body, ChoicesBody) else {}
         # Its own name, or that of an entry: choice[0].
         option = re.split(r"[.\[]", error.field or "")[0]
-        field = next((field for field, (name, _) in structured.items() if name == option), None)
+        field = next((field for field, name in body.renamed.items() if name == option), None)
         if field is None:
             raise
         raise invalid(field, field + str(error).removeprefix(option)) from None
@@ -93,12 +92,12 @@ class Generation(ABC):
         await self.service.control.finish(self.requests)
         runs = self.answered
         return await self.service.threads.render(
-            self.runs, lambda: JSON(self.answer(runs), headers=run_headers(runs))
+            self.runs, lambda: JSON(self.answer(runs), headers=self.headers(runs))
         )
 
     def stream(self) -> Response:
         states = self.service.control.start_for_client(self.requests)
-        headers = run_headers([state.run for state in states])
+        headers = self.headers([state.run for state in states])
         return EventStream(self._chunks(states), headers, lambda: self.service.control.release(states))
 
     async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
@@ -113,7 +112,7 @@ class Generation(ABC):
                 yield chunk
             async for event in self.service.control.events(states, KEEP_ALIVE):
                 if event is None:
-                    yield STILL_HERE
+                    yield self.still_here()
                     continue
                 state = event.state
                 if event.kind == "taken_back" and state.successor is not None:
@@ -137,6 +136,13 @@ class Generation(ABC):
             yield await self.finish()
         except Exception as error:
             yield self.failed(as_api_error(error))
+
+    def headers(self, runs: list[Run]) -> dict[str, str]:
+        return run_headers(runs)
+
+    def still_here(self) -> bytes:
+        """Returns what is sent when nothing has come for a while."""
+        return STILL_HERE
 
     @abstractmethod
     def answer(self, runs: list[Run]) -> Mapping[str, Any]:
@@ -208,6 +214,10 @@ class ChoicesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     # Beyond OpenAI: the text is written by filling masks, block by block.
     diffusion: DiffusionOptions | None = None
     user: str | None = None
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        return {field: name for field, (name, _) in _structured(self).items()}
 
 
 class Choices(Generation):

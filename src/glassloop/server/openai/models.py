@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Literal
 
 from fastapi import APIRouter
@@ -13,9 +14,14 @@ from glassloop.server.service import LoadState, Service
 
 
 class ModelAnswer(BaseModel):
+    """A model, with the names that OpenAI's clients read and those that Anthropic's read."""
+
     id: str
     object: Literal["model"]
     created: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     owned_by: str
     root: str
     parent: str | None
@@ -26,6 +32,9 @@ class ModelAnswer(BaseModel):
 class ModelsAnswer(BaseModel):
     object: Literal["list"]
     data: list[ModelAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 def router(service: Service) -> APIRouter:
@@ -37,6 +46,9 @@ def router(service: Service) -> APIRouter:
             id=id,
             object="model",
             created=created,
+            type="model",
+            display_name=id,
+            created_at=datetime.fromtimestamp(created, UTC).isoformat(),
             owned_by="glassloop",
             root=service.name,
             parent=None if adapter is None else service.name,
@@ -48,7 +60,9 @@ def router(service: Service) -> APIRouter:
     async def models() -> ModelsAnswer:
         listed = [described(name) for name in service.settings.names]
         adapted = [described(f"{service.name}:{adapter}", adapter) for adapter in service.llm.adapters]
-        return ModelsAnswer(object="list", data=[*listed, *adapted])
+        models = [*listed, *adapted]
+        ends = {"first_id": models[0].id, "last_id": models[-1].id}
+        return ModelsAnswer(object="list", data=models, has_more=False, **ends)
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> ModelAnswer:

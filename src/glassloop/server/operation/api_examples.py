@@ -8,7 +8,7 @@ from typing import Any
 
 _SAY_HI = [{"role": "user", "content": "Say hi."}]
 _START = "The capital of France is"
-_WEATHER = {
+_WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -89,6 +89,31 @@ EXAMPLES = {
         "Returns a response that was given before, by its id or that of its run."
     ),
     "DELETE /v1/responses/{id}": Example("Removes the run of a response."),
+    "POST /v1/messages": Example(
+        "Generates the next turn of a conversation in Anthropic's form.",
+        {"messages": _SAY_HI, "max_tokens": 40, "seed": 7},
+        more=(
+            ("streamed", {"messages": _SAY_HI, "max_tokens": 40, "seed": 7, "stream": True}),
+            (
+                "with a tool",
+                {
+                    "messages": [{"role": "user", "content": "Is it warm in Oslo?"}],
+                    "tools": [
+                        {
+                            "name": "weather",
+                            "description": "The weather of a city.",
+                            "input_schema": _WEATHER["function"]["parameters"],
+                        }
+                    ],
+                    "tool_choice": {"type": "any"},
+                    "max_tokens": 60,
+                },
+            ),
+        ),
+    ),
+    "POST /v1/messages/count_tokens": Example(
+        "Counts the tokens of a conversation as the model would get it.", {"messages": _SAY_HI}
+    ),
     "POST /v1/embeddings": Example(
         "Returns a vector of length one for each text: the mean of the last hidden states of its tokens.",
         {"input": ["The cat sat on the mat.", "A kitten was on a rug."]},
