@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from glassloop.decode.stage import Step as Step
     from glassloop.decode.stage import stage as stage
     from glassloop.edit.record import Edit as Edit
+    from glassloop.engine.receipts import verify as verify
     from glassloop.errors import GlassloopError as GlassloopError
     from glassloop.errors import ModelError as ModelError
     from glassloop.errors import NoMemoryError as NoMemoryError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from glassloop.errors import TextError as TextError
     from glassloop.errors import TraceError as TraceError
     from glassloop.record.diff import diff as diff
+    from glassloop.record.receipt import Receipt as Receipt
     from glassloop.record.run import Run as Run
     from glassloop.record.run import TakenBack as TakenBack
     from glassloop.record.store.store import Store as Store
@@ -46,6 +48,8 @@ _HOMES = {
     "LLM": "glassloop.api.llm",
     "Edit": "glassloop.edit.record",
     "Run": "glassloop.record.run",
+    "Receipt": "glassloop.record.receipt",
+    "verify": "glassloop.engine.receipts",
     "Store": "glassloop.record.store.store",
     "diff": "glassloop.record.diff",
     "Token": "glassloop.record.token",

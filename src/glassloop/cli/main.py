@@ -24,6 +24,7 @@ from glassloop.cli import (
     generate,
     lens,
     models,
+    receipt,
     replay,
     runs,
     serve,
@@ -52,6 +53,8 @@ app.command(name="fork")(fork.fork)
 app.command(name="infill")(edit.infill)
 app.command(name="edit")(edit.edit)
 app.command(name="replay")(replay.replay)
+app.command(name="receipt")(receipt.receipt)
+app.command(name="verify")(receipt.verify)
 app.command(name="passes")(diffusion.passes)
 app.command(name="compare")(compare.compare)
 app.command(name="diff")(diff.diff)

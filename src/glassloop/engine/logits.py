@@ -23,7 +23,8 @@ from glassloop.ops.protocol import Forward
 from glassloop.ops.quant import Float32
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again
-_SCORED = 32  # rows with logits at a time: they are as wide as the vocabulary
+_SCORED_BYTES = 32 << 20  # of the logits that are computed at a time, each row as wide as the vocabulary
+_LEAST_SCORED = 32  # rows at a time, however wide
 _SUMMED = 128  # rows of hidden states that are added up before they are added to the rest
 
 
@@ -37,12 +38,13 @@ def logits_after(
     """Yields, for each token from the place `first` on, the logits of the token to come after it, computed
     with the adapter of this number.
 
-    They are computed a few at a time, when they are asked for; no pages are held meanwhile.
+    They are computed some at a time, when they are asked for; no pages are held meanwhile.
     """
     last: Reading | None = None
-    for start in range(first, len(ids), _SCORED):
+    scored = max(_LEAST_SCORED, _SCORED_BYTES // (4 * engine.loop.transformer.config.vocab_size))
+    for start in range(first, len(ids), scored):
         pieces: list[Float32] = []
-        last = read(engine, ids[: start + _SCORED], start, pieces.append, None, deadline, last, adapter)
+        last = read(engine, ids[: start + scored], start, pieces.append, None, deadline, last, adapter)
         for piece in pieces:
             yield from piece
 

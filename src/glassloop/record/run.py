@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anywidget import AnyWidget
 
     from glassloop.decode.explanation import Explanation
+    from glassloop.record.receipt import Receipt
     from glassloop.record.run_tree import RunTree
     from glassloop.record.verdict import ReplayVerdict
     from glassloop.record.views.page import Shown
@@ -110,6 +111,18 @@ class Run(RunRecord):
         for run in runs:
             run.attach(llm)
         return runs[0]
+
+    def receipt(self, *, key: str | PathLike[str] | None = None) -> Receipt:
+        """Returns a receipt: digests of prompt, options, tokens and numbers, which `glassloop.verify` checks
+        with the model. `key` is the PEM file of an Ed25519 key to sign it with. docs/receipts.md."""
+        from glassloop.record.receipt import receipt_of
+
+        receipt = receipt_of(self)
+        if key is None:
+            return receipt
+        from glassloop.record.signing import SigningKey
+
+        return receipt.signed(SigningKey(check_path("key", key)))
 
     def save_html(
         self,

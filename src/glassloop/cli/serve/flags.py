@@ -83,6 +83,9 @@ class RecordFlags(Flags, group=OUTPUT):
         "Show the training runs in this folder in the studio: `glassloop train run FOLDER/NAME`.",
         metavar="FOLDER",
     )
+    receipt_key: Path | None = flag(
+        None, "Sign the receipts of runs with this Ed25519 key, in PEM (docs/receipts.md).", metavar="FILE"
+    )
     log_prompts: bool = flag(False, "Whether to log prompts and answers.", "--log-prompts/--no-log-prompts")
     log_level: str = flag(
         "info",
@@ -196,6 +199,7 @@ def settings_of(model: str, access: AccessFlags, record: RecordFlags, limits: Li
         keep=record.keep,
         store=record.store,
         training=record.training,
+        receipt_key=record.receipt_key,
         log_prompts=record.log_prompts,
         log_level=record.log_level,
         access_log=record.access_log,

@@ -49,6 +49,13 @@ def to_header(run: RunRecord) -> dict[str, Any]:
     return header
 
 
+def options_in_header(run: RunRecord) -> dict[str, Any]:
+    """Returns the part of a header that decides which tokens a model chooses after a prompt."""
+    names = ("context", "seed", "salt", "past", "plugins", "adapters", "sampling")
+    header = to_header(run)
+    return {name: header[name] for name in names}
+
+
 def records_of(run: RunRecord) -> list[Token]:
     """Returns the tokens that a file keeps: of the prompt, of the answer, and the one that ended it."""
     return [*run.prompt_tokens, *run.tokens, *([] if run.end is None else [run.end])]

@@ -186,6 +186,7 @@ EXAMPLES = {
         query="of=%20king&count=5",
     ),
     "GET /api/runs/{id}/export": Example("Returns a run as a .glass file."),
+    "GET /api/runs/{id}/receipt": Example("Returns the receipt of a run, which can be verified anywhere."),
     "GET /api/runs/{id}/page.html": Example(
         "Returns a run as one HTML page that opens anywhere.", query="explain=all"
     ),

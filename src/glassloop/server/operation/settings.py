@@ -44,6 +44,7 @@ class ServerSettings:
     allow_origins: tuple[str, ...] = ()  # sites whose pages may use the API from a browser
     training: Path | None = None  # a folder of training runs whose curves are shown, or one of them
     aliases: tuple[str, ...] = ()  # other names of the model that clients may use
+    receipt_key: Path | None = None  # the PEM file of an Ed25519 key that signs receipts
     static: Path = Path(__file__).parent.parent / "static"  # the studio, where it is built
 
     def __post_init__(self) -> None:

@@ -1,5 +1,5 @@
-"""`/api/runs/{id}/export`, `/api/runs/{id}/page.html` and `/api/runs/import`: runs as `.glass` files and as
-pages over HTTP."""
+"""`/api/runs/{id}/export`, `…/page.html` and `…/receipt`, and `/api/runs/import`: runs as `.glass` files, as
+pages and as receipts over HTTP."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections import Counter
 from copy import copy
 from functools import partial
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from glassloop.decode.explain import Explanation
 from glassloop.engine.compatibility import check_run
@@ -20,7 +21,9 @@ from glassloop.engine.replay import NoSuchToken
 from glassloop.errors import GlassloopError
 from glassloop.record.format.file_limits import FileLimits
 from glassloop.record.format.glass_file import from_bytes, to_bytes
+from glassloop.record.receipt import receipt_of
 from glassloop.record.run import Run
+from glassloop.record.signing import SigningKey
 from glassloop.record.store.listing import Listing
 from glassloop.record.views.page import MOST_RUNS, page
 from glassloop.server.http.clients import client_of, owner_of_runs
@@ -46,15 +49,56 @@ class Imported(Runs):
     imported_from: str  # the id that the run has in the file
 
 
+@api_answer
+class ReceiptAnswer(TypedDict):
+    """A receipt as `glassloop verify` reads it; docs/receipts.md describes the fields."""
+
+    glassloop_receipt: int
+    run: str
+    created: float
+    model: str
+    model_hash: str
+    adapters: dict[str, str]
+    arithmetic: str
+    salt: str
+    prompt_tokens: int
+    prompt: str
+    options: str
+    answer: str
+    text: str
+    numbers: str
+    tags: list[str]
+    key: str | None
+    signature: str | None
+    seal: str
+    content: NotRequired[str]
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/api", tags=["runs"], responses=ERRORS)
     importer = _Importer(service)
+    key_file = service.settings.receipt_key
+    key = None if key_file is None else SigningKey(key_file)
 
     @routes.get("/runs/{id}/export", response_class=Response, responses={200: {"content": {_MEDIA_TYPE: {}}}})
     async def export(id: Id) -> Response:
         run = _sent(service, await service.runs.get(id))
         body = await service.pools.rendering.run(to_bytes, [run])
         return _file(body, _MEDIA_TYPE, f"{run.id}.glass")
+
+    @routes.get("/runs/{id}/receipt", response_model=ReceiptAnswer)
+    async def receipt(id: Id, with_text: bool = False) -> Response:
+        """The receipt of a run: salted digests of its prompt, options, tokens and numbers, signed if the
+        server has a key. `with_text` adds the run itself, so that nothing else is needed to verify it."""
+        run = _sent(service, await service.runs.get(id))
+
+        def build() -> Response:
+            receipt = receipt_of(run)
+            if key is not None:
+                receipt = receipt.signed(key)
+            return JSON(receipt.to_dict(with_text=with_text))
+
+        return await service.pools.rendering.run(build)
 
     @routes.get("/runs/{id}/page.html", response_class=Response, responses={200: {"content": {_HTML: {}}}})
     async def page_html(
