@@ -15,6 +15,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.tensor import Tensor
 
 NORM = NormConfig(1e-5)
 ATTENTION = AttentionConfig(heads=4, kv_heads=2, head_dim=16, scale=0.25)
@@ -97,3 +98,30 @@ def test_layers_of_different_kinds_and_sizes_make_one_model() -> None:
 def test_a_number_out_of_bounds_is_refused_by_name(make, named) -> None:
     with pytest.raises(ValueError, match=named):
         make()
+
+
+def test_an_output_gate_and_sinks_do_what_their_definition_says() -> None:
+    """Sinks of minus a thousand and a gate that is wide open change nothing."""
+    gated = replace(ATTENTION, output_gate=True, sinks=True)
+    with_both = replace(MODEL, layers=(replace(LAYER, mixer=gated),))
+    rng = np.random.default_rng(1)
+    weights = {
+        name: random_tensor(rng, name, shape, FORMATS["F32"]) for name, shape in with_both.shapes().items()
+    }
+    assert with_both.shapes()["layers.0.out_gate.weight"] == (64, 32)
+    assert with_both.shapes()["layers.0.sinks.weight"] == (4,)
+    ids = rng.integers(0, 60, 20).tolist()
+
+    def logits(config: ModelConfig, ops: NativeOps | ReferenceOps) -> np.ndarray:
+        chosen = {name: weights[name] for name in config.shapes()}
+        return Branches(Transformer(config, chosen, ops), 64).forward([(0, 0, ids)], every_logit=True)
+
+    both = logits(with_both, ReferenceOps())
+    assert np.abs(logits(with_both, NativeOps()) - both).max() / np.abs(both).max() < 0.01
+    weights["layers.0.sinks.weight"] = Tensor.of("sinks", np.full(4, -1000, np.float32))
+    only_gate = replace(MODEL, layers=(replace(LAYER, mixer=replace(gated, sinks=False)),))
+    assert logits(with_both, ReferenceOps()).tobytes() == logits(only_gate, ReferenceOps()).tobytes()
+    weights["layers.0.out_gate.weight"] = Tensor.of("gate", np.zeros((64, 32), np.float32))
+    half = logits(only_gate, ReferenceOps())  # sigmoid(0): half of what attention returns
+    weights["layers.0.o.weight"] = Tensor.of("o", weights["layers.0.o.weight"].float32() / 2)
+    assert np.abs(logits(MODEL, ReferenceOps()) - half).max() < 1e-5

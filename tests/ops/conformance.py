@@ -278,7 +278,7 @@ def _norms() -> Iterator[Case]:
 def _pointwise() -> Iterator[Case]:
     special = np.array([SPECIAL, SPECIAL[::-1]], np.float32)
     plain = _values(18, 3, 37, size=3.0)
-    for kind in ("silu", "gelu_tanh", "gelu", "relu"):
+    for kind in ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2"):
 
         def activate(x: Array, part: Part, kind: Any = kind) -> Array:
             return _taken(part.ops.activate(x, kind), part)
@@ -317,29 +317,46 @@ def _attention() -> Iterator[Case]:
         rope: bool = True,
         norm: bool = False,
         reach: tuple[int, ...] = (),
+        sinks: float | None = None,
+        whole: bool = False,
+        values: bool = False,
+        again: bool = False,
     ) -> Case:
         frequencies = (10.0 ** -np.arange(6)).astype(np.float32)  # of 12 of the 16 dimensions
 
         def compute(x: Array, part: Part) -> Array:
             ops, weights, batch, pages = part
-            q, k, v = (
-                ops.split_heads(ops.linear(x, weights[at], None), heads if at == "q" else 2) for at in "qkv"
-            )
+            q, k, v = (ops.linear(x, weights[at], None) for at in "qkv")
+            if whole:
+                q = ops.rms_norm(q, weights["whole"], 1e-5)
+            q, k, v = (ops.split_heads(each, heads if each is q else 2) for each in (q, k, v))
             if norm:
                 q, k = (ops.rms_norm(each, weights["norm"], 1e-5) for each in (q, k))
+            if values:
+                v = ops.rms_norm(v, weights["norm"], 1e-5)
             if rope:
                 angles = ops.angles(batch.positions, frequencies, 1.0)
                 q, k = ops.rotate(q, angles), ops.rotate(k, angles)
-            return _taken(ops.attention(q, k, v, batch, pages, (0, 0), 0.25, window, softcap), part)
+            about = 0.25, window, softcap, weights["sinks"] if sinks is not None else None
+            mixed = ops.attention(q, k, v, batch, pages, (0, 0), *about)
+            if again:  # another layer over the same keys
+                q = ops.split_heads(ops.linear(mixed, weights["square"], None), heads)
+                mixed = ops.attend(q, 2, batch, pages, (0, 0), *about)
+            return _taken(mixed, part)
 
         needs = ["attention", "split_heads", "linear", *(["angles", "rotate"] if rope else [])]
         needs += ["rms_norm"] if norm else []
         needs += [f"attention:{kind}" for kind, used in (("window", window), ("softcap", softcap)) if used]
         needs += ["attention:reach"] if reach else []
+        needs += ["attention:sinks"] if sinks is not None else []
+        needs += ["attend"] if again else []
         weights: dict[str, Any] = {
             at: _matrix(20 + number, (heads if at == "q" else 2) * 16, 24) for number, at in enumerate("qkv")
         }
         weights["norm"] = Tensor.of("norm", _values(23, 16))
+        weights["whole"] = Tensor.of("whole", _values(25, heads * 16))
+        weights["square"] = _matrix(26, heads * 16, heads * 16)
+        weights["sinks"] = Tensor.of("sinks", _values(27, heads, size=sinks or 0.0))
         rows = sum(count for _, count in spans)
         # In other sizes the rows before the first of a branch would have to be computed first.
         assert all(first == 0 for first, _ in spans)
@@ -356,6 +373,14 @@ def _attention() -> Iterator[Case]:
         yield case(f"with a window of {window}", ((0, 70),), window=window)
     yield case("with a softcap", ((0, 20),), softcap=2.0)
     yield case("with norms of queries and keys", ((0, 20),), norm=True)
+    yield case("with a norm of values", ((0, 20),), values=True)
+    yield case("with a norm of whole rows of queries", ((0, 20),), whole=True)
+    yield case("over the keys of another layer", ((0, 37), (0, 2)), again=True)
+    for size in (0.0, 1.0, 100.0):
+        yield case(f"with sinks of about {size:g}", ((0, 40), (0, 3)), sinks=size)
+    yield case("with sinks and a window", ((0, 70),), heads=6, window=5, sinks=2.0)
+    yield case("with sinks over the keys of another layer", ((0, 9),), softcap=2.0, sinks=1.0, again=True)
+    yield case("with sinks and reach", ((0, 6),), sinks=1.0, reach=(1, 2, 6, 6, 6, 6))
     yield case("with reach", ((0, 6), (0, 3)), reach=(1, 2, 6, 6, 6, 6, 3, 3, 3))
     yield case("with reach and a window", ((0, 6),), window=2, reach=(6, 6, 6, 6, 6, 6))
 

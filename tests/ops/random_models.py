@@ -41,7 +41,7 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
     window = int(rng.integers(1, 50)) if rng.random() < 0.5 else None
     kind = rng.choice(["rms", "layer"])
     norm_place = rng.choice(["pre", "post", "sandwich"])
-    activation = rng.choice(["silu", "gelu_tanh", "gelu", "relu"])
+    activation = rng.choice(["silu", "gelu_tanh", "gelu", "relu", "relu2"])
     positions = rng.choice(["rotary", "sinusoidal"])
     attention_softcap = 5.0 if rng.random() < 0.3 else None
     logit_softcap = 9.0 if rng.random() < 0.3 else None
@@ -50,6 +50,7 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
     dim = multiple * int(rng.integers(1, 3 if multiple > 1 else 70))
     ffn_dim = multiple * int(rng.integers(1, 3 if multiple > 1 else 90))
     gated, qk_norm, qkv_bias, out_bias, ffn_bias, tied, final_norm = (rng.random() < 0.5 for _ in range(7))
+    output_gate, sinks = (rng.random() < 0.3 for _ in range(2))
     norm = NormConfig(1e-5, kind)
 
     def layer(window: int | None) -> LayerConfig:
@@ -64,6 +65,8 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             softcap=attention_softcap,
+            output_gate=output_gate,
+            sinks=sinks,
         )
         return LayerConfig(attention, DenseConfig(ffn_dim, activation, gated, ffn_bias), norm, norm_place)
 

@@ -71,6 +71,8 @@ class AttentionConfig(_Checked):
     qkv_bias: bool = False
     out_bias: bool = False
     softcap: float | None = None
+    output_gate: bool = False  # what attention returns is multiplied by the sigmoid of a product of its own
+    sinks: bool = False  # each head has the score of one more key, whose value is zero
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +99,10 @@ class AttentionConfig(_Checked):
         if self.qk_norm is not None:
             shapes |= self.qk_norm.shapes("q_norm", self.head_dim)
             shapes |= self.qk_norm.shapes("k_norm", self.head_dim)
+        if self.output_gate:
+            shapes |= _linear("out_gate", q, dim, self.qkv_bias)
+        if self.sinks:
+            shapes["sinks.weight"] = (self.heads,)
         return shapes
 
 

@@ -64,6 +64,8 @@ def config_from_gguf(
             qkv_bias=family.qkv_bias or qkv_bias,
             out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
             softcap=fields.number_or_none("attn_logit_softcapping"),
+            output_gate=family.output_gate,
+            sinks=family.sinks,
         )
         bias = family.other_biases or "blk.0.ffn_up.bias" in tensors
         dense = {dim: DenseConfig(dim, family.gguf_activation, family.gated, bias) for dim in ffn_dims}
@@ -110,7 +112,7 @@ def _reaches(
     if family.positions != "rotary":
         return [(None, None)] * count
     turning = fields.whole("rope.dimension_count", head_dim)
-    scaling = _scaling(fields, tensors, turning)
+    scaling = _scaling(fields, family, tensors, turning)
     rope = Rope(fields.number("rope.freq_base", 10_000.0), turning, scaling)
     local_base = fields.number("rope.freq_base_swa", family.local_rope_base or rope.base)
     local_rope = Rope(local_base, rope.dim, None if family.local_rope_base else scaling)
@@ -134,7 +136,9 @@ def _local_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]
     return [(index + 1) % every != 0 for index in range(count)]
 
 
-def _scaling(fields: Fields, tensors: Mapping[str, Tensor], turning: int) -> Scaling | None:
+def _scaling(
+    fields: Fields, family: ModelFamily, tensors: Mapping[str, Tensor], turning: int
+) -> Scaling | None:
     if "rope_freqs.weight" in tensors:
         divisors = tensors["rope_freqs.weight"].float32().reshape(-1)
         if len(divisors) != turning // 2 or not (np.isfinite(divisors) & (divisors > 0)).all():
@@ -156,5 +160,6 @@ def _scaling(fields: Fields, tensors: Mapping[str, Tensor], turning: int) -> Sca
                 beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
                 beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
                 attention_factor=fields.number_or_none("rope.scaling.attn_factor"),
+                truncate=family.gguf_yarn_truncates,
             )
     raise fields.error("rope.scaling.type", f"is {shown(kind)}; none, linear or yarn is expected")

@@ -63,6 +63,8 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             qkv_bias=family.qkv_bias or attention_bias,
             out_bias=family.other_biases or attention_bias,
             softcap=fields.number_or_none("attn_logit_softcapping"),
+            output_gate=family.output_gate,
+            sinks=family.sinks,
         )
         dense = DenseConfig(
             fields.whole(keys["ffn_dim"], 4 * dim),

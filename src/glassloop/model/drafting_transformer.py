@@ -55,7 +55,8 @@ class DraftingTransformer(Transformer):
         mixer = drafter.mixer
 
         def attend(q: Array) -> Array:
-            return ops.attend(q, mixer.kv_heads, self.places[-1], mixer.scale, None, mixer.softcap)
+            place = self.places[-1]
+            return ops.attend(q, mixer.kv_heads, batch, pages, place, mixer.scale, None, mixer.softcap)
 
         state = drafter.step(
             ops.given(self.config.dim), self.embedded(batch, ops), self._draft_angles(batch), attend

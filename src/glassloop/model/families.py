@@ -29,11 +29,16 @@ COMMON_KEYS = {
 
 
 class WeightPart(NamedTuple):
-    """A weight that is part `place` of `of` equal ones of a fused matrix, along its output axis."""
+    """A weight that is part of a fused matrix, along its output axis."""
 
     name: str
     place: int
-    of: int = 3
+    among: tuple[str, ...] = ("q", "k", "v")  # our names of what the matrix holds, in order
+    each_head: bool = False  # the parts of each head lie together
+
+
+class Bare(str):
+    """The whole name of a weight, to which no .weight is added."""
 
 
 # Our name for a layer's weight (without .weight/.bias) -> theirs. {i} is the layer.
@@ -45,6 +50,7 @@ _LLAMA_LAYER: dict[str, str | WeightPart] = {
     "o": "layers.{i}.self_attn.o_proj",
     "q_norm": "layers.{i}.self_attn.q_norm",
     "k_norm": "layers.{i}.self_attn.k_norm",
+    "sinks": Bare("layers.{i}.self_attn.sinks"),
     "ffn_norm": "layers.{i}.post_attention_layernorm",
     "gate": "layers.{i}.mlp.gate_proj",
     "up": "layers.{i}.mlp.up_proj",
@@ -101,6 +107,8 @@ class ModelFamily(NamedTuple):
     qk_norm: bool = False
     qkv_bias: bool = False  # biases that every model of the family has; files may tell of more
     other_biases: bool = False
+    output_gate: bool = False
+    sinks: bool = False
     scaled_embedding: bool = False  # embeddings are multiplied by the square root of dim
     full_every: int | None = None  # with a window: only every n-th layer sees everything
     local_rope_base: float | None = None  # the base of layers with a window, where it differs
@@ -122,9 +130,12 @@ class ModelFamily(NamedTuple):
     transposed: bool = False  # matrices are [in, out]
     norms_from_zero: bool = False  # a norm's weight is stored minus one
 
+    gguf_layer: Mapping[str, str | WeightPart] = {}  # where a name in GGUF is not that of all families
+
     # What GGUF does not say.
     gguf_pairs: bool = False  # the two halves that rotate together are interleaved
     gguf_activation: Activation = "silu"
+    gguf_yarn_truncates: bool = True  # whether the bounds of YaRN's blend are whole dimensions
     gguf_wide_scale_layers: int | None = (
         None  # so many layers: queries are scaled by dim / heads, not head_dim
     )
@@ -345,6 +356,7 @@ GGUF_LAYER: dict[str, str | WeightPart] = {
     "o": "blk.{i}.attn_output",
     "q_norm": "blk.{i}.attn_q_norm",
     "k_norm": "blk.{i}.attn_k_norm",
+    "sinks": "blk.{i}.attn_sinks",
     "attn_post_norm": "blk.{i}.post_attention_norm",
     "ffn_norm": "blk.{i}.ffn_norm",
     "gate": "blk.{i}.ffn_gate",

@@ -14,6 +14,7 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.adapted import AdaptedForward
+from glassloop.model.layers.attention import Attention
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.kv_cache import Pages
@@ -55,7 +56,9 @@ class Lens:
             first = 0 if mixer.window is None else max(0, span.length - mixer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
             visible = np.ones((1, len(keys)), bool)
-            weights_of_heads = attention_weights(q, keys, visible, mixer.scale, mixer.softcap)
+            attention = model.layers[index][0].kind
+            sinks = attention.sink_scores if isinstance(attention, Attention) else None
+            weights_of_heads = attention_weights(q, keys, visible, mixer.scale, mixer.softcap, sinks)
             weights[at, :, first:] = weights_of_heads.reshape(mixer.heads, -1)
         return weights
 
@@ -116,3 +119,7 @@ class Watching:
     def attention(self, q: Array, k: Array, v: Array, batch: Batch, *rest: Any) -> Array:
         self.queries.append(self._ops.take(q, batch.wanted))
         return self._ops.attention(q, k, v, batch, *rest)
+
+    def attend(self, q: Array, kv_heads: int, batch: Batch, *rest: Any) -> Array:
+        self.queries.append(self._ops.take(q, batch.wanted))
+        return self._ops.attend(q, kv_heads, batch, *rest)

@@ -46,6 +46,10 @@ def _of_layer(layer: LayerConfig) -> Iterator[str]:
         yield "attention:window"
     if mixer.softcap is not None:
         yield "attention:softcap"
+    if mixer.sinks:
+        yield "attention:sinks"
+    if mixer.output_gate:
+        yield "gate:sigmoid"
     yield from _of_feed_forward(layer.feed_forward)
 
 

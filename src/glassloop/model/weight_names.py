@@ -8,20 +8,21 @@ and config do not belong together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model import expert_weights
-from glassloop.model.config import ExpertsConfig, ModelConfig
+from glassloop.model.config import ExpertsConfig, ModelConfig, Shapes
 from glassloop.model.expert_families import GGUF_EXPERTS, ExpertPart
 from glassloop.model.families import (
     FAMILIES,
     GGUF_FUSED_LAYER,
     GGUF_LAYER,
     GGUF_TOP,
+    Bare,
     ModelFamily,
     WeightPart,
 )
@@ -61,7 +62,11 @@ def hf_name(config: ModelConfig, name: str) -> tuple[str, WeightPart | None]:
     part = entry if isinstance(entry, WeightPart) else None
     pattern = part.name if part else entry
     assert isinstance(pattern, str)
-    return f"{prefix}{pattern.format(i=index)}.{suffix}", part
+    return f"{prefix}{_full_name(pattern, index, suffix)}", part
+
+
+def _full_name(pattern: str, index: str, suffix: str) -> str:
+    return pattern.format(i=index) + ("" if isinstance(pattern, Bare) else f".{suffix}")
 
 
 class _Source(NamedTuple):
@@ -84,8 +89,9 @@ def weights_from_gguf(
             return _halves_side_by_side(tensor, config.head_dim)
         return tensor
 
-    layer = GGUF_FUSED_LAYER if "blk.0.attn_qkv.weight" in tensors else GGUF_LAYER
-    return _collect(_Source(where, tensors, GGUF_TOP, {**layer, **GGUF_EXPERTS}, ("",), adapt), config)
+    common = GGUF_FUSED_LAYER if "blk.0.attn_qkv.weight" in tensors else GGUF_LAYER
+    layer: dict[str, str | WeightPart | ExpertPart] = {**common, **GGUF_EXPERTS, **family.gguf_layer}
+    return _collect(_Source(where, tensors, GGUF_TOP, layer, ("",), adapt), config)
 
 
 def weights_from_safetensors(
@@ -107,8 +113,9 @@ def weights_from_safetensors(
 def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, shape in config.shapes().items():
-        theirs, tensor = _find(source, config, name)
+    shapes = config.shapes()
+    for name, shape in shapes.items():
+        theirs, tensor = _find(source, config, name, shapes)
         used.add(theirs)
         if tensor.shape != shape:
             raise ModelError(
@@ -126,7 +133,7 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
     return weights
 
 
-def _find(source: _Source, config: ModelConfig, name: str) -> tuple[str, Tensor]:
+def _find(source: _Source, config: ModelConfig, name: str, shapes: Shapes) -> tuple[str, Tensor]:
     """Returns the file's name of one of our weights, and its tensor."""
     stem, _, suffix = name.rpartition(".")
     index, kind, number = "", stem, ""
@@ -138,13 +145,15 @@ def _find(source: _Source, config: ModelConfig, name: str) -> tuple[str, Tensor]
         wanted = expert_weights.name_of(entry, index, number, suffix)
     else:
         pattern = entry.name if isinstance(entry, WeightPart) else entry
-        wanted = f"{pattern.format(i=index)}.{suffix}"
+        wanted = _full_name(pattern, index, suffix)
     for prefix in source.prefixes:
         theirs = prefix + wanted
         if theirs in source.tensors:
             tensor = source.tensors[theirs]
             if isinstance(entry, WeightPart):
-                tensor = _third(source.where, tensor, entry)
+                sizes = [shapes[f"layers.{index}.{each}.{suffix}"][0] for each in entry.among]
+                heads = config.layers[int(index)].mixer.heads if entry.each_head else 1
+                tensor = _part(source.where, tensor, entry, sizes, heads)
             elif isinstance(entry, ExpertPart):
                 experts = config.layers[int(index)].feed_forward
                 assert isinstance(experts, ExpertsConfig)
@@ -154,13 +163,18 @@ def _find(source: _Source, config: ModelConfig, name: str) -> tuple[str, Tensor]
     raise ModelError(f"{source.where}: {wanted} is missing ({name} of the model)")
 
 
-def _third(where: str, tensor: Tensor, part: WeightPart) -> Tensor:
-    if tensor.shape[0] % part.of:
-        raise ModelError(
-            f"{where}: {tensor.name} has {tensor.shape[0]} rows, which do not split in {part.of}"
-        )
-    size = tensor.shape[0] // part.of
-    return tensor.rows(slice(part.place * size, (part.place + 1) * size))
+def _part(where: str, tensor: Tensor, part: WeightPart, sizes: Sequence[int], heads: int) -> Tensor:
+    """Returns the rows of a fused matrix, which holds weights with these numbers of rows, that are one of
+    ours."""
+    if tensor.shape[0] != sum(sizes):
+        rows = f"{' + '.join(map(str, sizes))} for {', '.join(part.among)}"
+        raise ModelError(f"{where}: {tensor.name} has {tensor.shape[0]} rows; its config makes them {rows}")
+    first = sum(sizes[: part.place])
+    last = first + sizes[part.place]
+    if not part.each_head:
+        return tensor.rows(slice(first, last))
+    order = np.arange(sum(sizes)).reshape(heads, -1)[:, first // heads : last // heads]
+    return tensor.rows(order.reshape(-1))
 
 
 def _halves_side_by_side(tensor: Tensor, head_dim: int) -> Tensor:

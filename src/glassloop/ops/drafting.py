@@ -57,8 +57,3 @@ class DraftOps(Ops, Protocol):
 
     def keep(self, k: Array, v: Array, place: Place) -> None:
         """Writes keys and values to their pages: the first half of `attention`."""
-
-    def attend(
-        self, q: Array, kv_heads: int, place: Place, scale: float, window: int | None, softcap: float | None
-    ) -> Array:
-        """Lets each row attend to what its branch has in the pages: the second half of `attention`."""

@@ -8,9 +8,10 @@ set; `host` converts an array to NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from glassloop.errors import ModelError
+from glassloop.ops.activations import Activation as Activation
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory
@@ -19,7 +20,6 @@ from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
-Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 Array = Any
 Matrix = Any
 Forward = Callable[[Batch, Sequence[Pages]], Array]
@@ -134,12 +134,28 @@ class Ops(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Array | None = None,
     ) -> Array:
         """Writes k and v to their pages, then lets each row attend to its branch: [rows, heads * head dim].
 
         A row sees the slots up to its own, or as many as `batch.reach` says. With a window, a row sees
-        itself, the `window - 1` slots before it, and what is within its reach after it.
+        itself, the `window - 1` slots before it, and what is within its reach after it. `sinks` are the
+        scores of one more key for each head, whose value is zero: [heads].
         """
+
+    def attend(
+        self,
+        q: Array,
+        kv_heads: int,
+        batch: Batch,
+        pages: Sequence[Pages],
+        place: Place,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Array | None = None,
+    ) -> Array:
+        """The second half of `attention`, over keys and values that an earlier layer has written."""
 
     def activate(self, x: Array, kind: Activation) -> Array: ...
 

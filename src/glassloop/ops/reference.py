@@ -167,16 +167,32 @@ class ReferenceOps:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Float32 | None = None,
+    ) -> Float32:
+        for span in batch.spans:
+            rows = slice(span.start, span.stop)
+            pages[place[0]].write(place, span, k[rows], v[rows])
+        return self.attend(q, k.shape[1], batch, pages, place, scale, window, softcap, sinks)
+
+    def attend(
+        self,
+        q: Float32,
+        kv_heads: int,
+        batch: Batch,
+        pages: Sequence[Any],
+        place: Place,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Float32 | None = None,
     ) -> Float32:
         out = np.empty_like(q)  # [rows, heads, head dim]
         for span in batch.spans:
-            own = pages[place[0]]
-            own.write(place, span, k[span.start : span.stop], v[span.start : span.stop])
-            keys, values = own.read(place, span)
+            keys, values = pages[place[0]].read(place, span)
             for start in range(span.start, span.stop, _QUERIES_AT_ONCE):
                 rows = slice(start, min(start + _QUERIES_AT_ONCE, span.stop))
                 visible = _visible(batch, span, rows, window)
-                out[rows] = _attend(q[rows], keys, values, visible, scale, softcap)
+                out[rows] = _attend(q[rows], keys, values, visible, scale, softcap, sinks)
         return out.reshape(len(q), -1)
 
     def activate(self, x: Float32, kind: Activation) -> Float32:
@@ -184,6 +200,11 @@ class ReferenceOps:
         match kind:
             case "relu":
                 out = np.maximum(x, np.float32(0))
+            case "relu2":
+                out = np.square(np.maximum(x, np.float32(0)))
+            case "sigmoid":
+                with np.errstate(over="ignore"):
+                    out = np.reciprocal(1 + np.exp(-x))
             case "silu":
                 # exp overflows to infinity for very negative x, and x / infinity is 0, the right limit.
                 with np.errstate(over="ignore"):
@@ -277,19 +298,30 @@ def _visible(batch: Batch, span: Span, rows: slice, window: int | None) -> np.nd
 
 
 def _attend(
-    q: Float32, keys: Float32, values: Float32, visible: np.ndarray, scale: float, softcap: float | None
+    q: Float32,
+    keys: Float32,
+    values: Float32,
+    visible: np.ndarray,
+    scale: float,
+    softcap: float | None,
+    sinks: Float32 | None,
 ) -> Float32:
     """Returns the values weighted by attention. [rows, heads, head dim]"""
-    weights = attention_weights(q, keys, visible, scale, softcap)
+    weights = attention_weights(q, keys, visible, scale, softcap, sinks)
     mixed: Float32 = weights @ values.transpose(1, 0, 2)[:, None]  # [kv heads, group, rows, head dim]
     return mixed.transpose(2, 0, 1, 3).reshape(q.shape)
 
 
 def attention_weights(
-    q: Float32, keys: Float32, visible: np.ndarray, scale: float, softcap: float | None
+    q: Float32,
+    keys: Float32,
+    visible: np.ndarray,
+    scale: float,
+    softcap: float | None,
+    sinks: Float32 | None = None,
 ) -> Float32:
     """Returns the weight of each key for each head of each row. Several query heads share a key-value head.
-    [kv heads, group, rows, length]"""
+    With sinks, the weights of a row add up to less than 1. [kv heads, group, rows, length]"""
     rows, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
@@ -297,9 +329,16 @@ def attention_weights(
     if softcap is not None:
         scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
     scores = np.where(visible, scores, np.float32(-np.inf))
-    scores -= scores.max(axis=-1, keepdims=True)
-    weights: Float32 = np.exp(scores)
-    weights /= weights.sum(axis=-1, keepdims=True)
+    most = scores.max(axis=-1, keepdims=True)
+    if sinks is None:
+        weights: Float32 = np.exp(scores - most)
+        total = weights.sum(axis=-1, keepdims=True)
+    else:
+        sink = sinks.reshape(kv_heads, -1, 1, 1)
+        most = np.maximum(most, sink)
+        weights = np.exp(scores - most)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - most)
+    weights /= total
     return weights
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from glassloop.ops.activations import Activation
 from glassloop.ops.quant import Float32
 
 # softmax and sigmoid: of the logits of all experts. chosen: softmax over the logits of the chosen ones.
@@ -71,7 +72,7 @@ class Gating(NamedTuple):
     """What an expert does between its matrices: activate(gate) * (up + shift). With a limit, gate is at most
     that before, and up within plus and minus that. SiLU with a slope is gate * sigmoid(slope * gate)."""
 
-    activation: Literal["gelu", "gelu_tanh", "silu", "relu"] = "silu"
+    activation: Activation = "silu"
     limit: float | None = None
     slope: float = 1.0
     shift: float = 0.0

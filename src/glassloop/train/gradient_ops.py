@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from glassloop.errors import ModelError
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory, host_memory
@@ -96,7 +97,8 @@ class TrainOps:
 
     name = description = "train"
     step_rows = rows_beside = most_running = 0  # nothing is generated with this op set
-    lacks: frozenset[str] = frozenset()
+    # There is no cache, which a layer could share with another one.
+    lacks: frozenset[str] = frozenset({"attention:sinks", "attend"})
     rows: RowOps = reference_rows
 
     def __init__(self, device: str = "cpu", dtype: Any = torch.float32, dropout: float = 0.0) -> None:
@@ -223,6 +225,7 @@ class TrainOps:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Lets each token attend to those before it in its document: [rows, heads * head dim]. No pages are
         written."""
@@ -256,10 +259,17 @@ class TrainOps:
             mixed = _capped_attention(q, k, v, mask, dropout, scale, softcap)
         return mixed.transpose(1, 2).reshape(rows, heads * head_dim)
 
+    def attend(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise ModelError("the op set train has no cache, which a layer could share with another one")
+
     def activate(self, x: torch.Tensor, kind: Activation) -> torch.Tensor:
         match kind:
             case "relu":
                 return F.relu(x)
+            case "relu2":
+                return F.relu(x).square()
+            case "sigmoid":
+                return torch.sigmoid(x)
             case "silu":
                 return F.silu(x)
             case "gelu_tanh":

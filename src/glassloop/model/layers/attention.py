@@ -8,6 +8,7 @@ from glassloop.model.config import AttentionConfig
 from glassloop.model.layers.parts import ForwardStep, Linear, Norm
 from glassloop.ops.kv_cache import Place
 from glassloop.ops.protocol import Array
+from glassloop.ops.quant import Float32
 
 
 class Attention(NamedTuple):
@@ -21,6 +22,9 @@ class Attention(NamedTuple):
     o: Linear
     q_norm: Norm | None
     k_norm: Norm | None
+    gate: Linear | None = None
+    sinks: Array | None = None  # [heads]
+    sink_scores: Float32 | None = None  # the same, for the lens
 
     def forward(self, x: Array, step: ForwardStep) -> Array:
         """[rows, dim] to [rows, dim]."""
@@ -33,7 +37,8 @@ class Attention(NamedTuple):
         if config.rope is not None:
             turn = step.angles[config.rope]
             q, k = ops.rotate(q, turn), ops.rotate(k, turn)
-        mixed = ops.attention(
-            q, k, v, step.batch, step.pages, self.place, config.scale, config.window, config.softcap
-        )
+        about = self.place, config.scale, config.window, config.softcap, self.sinks
+        mixed = ops.attention(q, k, v, step.batch, step.pages, *about)  # [rows, heads * head dim]
+        if self.gate is not None:
+            mixed = ops.gate(self.gate.forward(x, step), mixed, "sigmoid")
         return self.o.forward(mixed, step)

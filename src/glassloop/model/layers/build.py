@@ -61,7 +61,12 @@ class LayerBuilder:
             case AttentionConfig():
                 q, k, v, o = (self.linear(at + name) for name in "qkvo")
                 q_norm, k_norm = (self.norm(f"{at}{name}_norm", config.qk_norm) for name in "qk")
-                return Attention(config, place, q, k, v, o, q_norm, k_norm)
+                gate = self.linear(f"{at}out_gate") if config.output_gate else None
+                attention = Attention(config, place, q, k, v, o, q_norm, k_norm, gate)
+                return self._with_sinks(f"{at}sinks.weight", attention) if config.sinks else attention
+
+    def _with_sinks(self, name: str, attention: Attention) -> Attention:
+        return attention._replace(sinks=self.vector(name), sink_scores=self._tensors[name].float32())
 
     def _feed_forward(self, at: str, config: FeedForward) -> Dense | Experts:
         match config:

@@ -103,6 +103,7 @@ static void keep(const gl_program *p, const gl_op *op, int64_t unit) {
 typedef struct {
     const float *q; /* [head dim] */
     float *out;
+    float sink;     /* the score of one more key, whose value is zero; minus infinity: there is none */
     int32_t slot;
     int32_t reach; /* how many slots it sees, from slot 0 on */
 } query;
@@ -244,7 +245,7 @@ INLINE void attend_queries(const gl_program *p, const gl_op *op, const gl_span *
     float scales[QUERIES], sums[QUERIES];
     vf largest[QUERIES];
     for (int t = 0; t < count; t++) {
-        largest[t] = vf_set(-INFINITY);
+        largest[t] = vf_set(queries[t].sink);
         float length = length_of(queries[t].q, c->head_dim);
         code *codes = (code *)(turned + t);
         scales[t] = op->f0 * quantize_vector(queries[t].q, c->head_dim, length, codes, 2 * count, 1);
@@ -257,6 +258,12 @@ INLINE void attend_queries(const gl_program *p, const gl_op *op, const gl_span *
         finish_scores(op, queries, count, index * GL_PAGE, own, largest);
     }
     soften(p, op, span, kv_head, first, last, count, largest, scores, sums);
+    if (op->weight)
+        for (int t = 0; t < count; t++) {
+            float weight[LANES];
+            vf_store(weight, vf_exp(vf_sub(vf_set(queries[t].sink), vf_set(vf_largest(largest[t])))));
+            sums[t] += weight[0];
+        }
     mix(p, op, span, kv_head, count, first, end, (const page_weights *)scores, out);
     for (int t = 0; t < count; t++)
         for (int32_t d = 0; d < c->head_dim; d++) queries[t].out[d] = out[t * c->padded_head_dim + d] * (1.0f / sums[t]);
@@ -313,7 +320,8 @@ static void attend(const gl_program *p, const gl_op *op, int64_t unit, float *sc
         for (int g = 0; g < group; g++) {
             int64_t at = (span->first_row + i) * width + (kv_head * group + g) * c->head_dim;
             int32_t slot = span->first_slot + i, seen = reach ? reach[i] : slot + 1;
-            queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, slot, seen};
+            float sink = op->weight ? op->weight[kv_head * group + g] : -INFINITY;
+            queries[count++] = (query){p->buffers[op->a].values + at, out->values + at, sink, slot, seen};
             end = MAX(end, seen);
             if (count < QUERIES && (i + 1 < to || g + 1 < group)) continue;
             int32_t first = op->i2 ? MAX(0, queries[0].slot - op->i2 + 1) / GL_PAGE : 0;

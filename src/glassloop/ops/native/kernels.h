@@ -169,6 +169,11 @@ INLINE vf gelu(vf x) {
 INLINE vf activation(vf x, const int kind) {
     switch (kind) {
     case GL_RELU: return vf_max(vf_set(0.0f), x);
+    case GL_RELU2: {
+        vf above = vf_max(vf_set(0.0f), x);
+        return vf_mul(above, above);
+    }
+    case GL_SIGMOID: return vf_div(vf_set(1.0f), vf_add(vf_set(1.0f), vf_exp(vf_sub(vf_set(0.0f), x))));
     case GL_SILU: return vf_div(x, vf_add(vf_set(1.0f), vf_exp(vf_sub(vf_set(0.0f), x))));
     case GL_GELU_TANH: {
         vf cube = vf_mul(vf_mul(x, x), x);
@@ -188,6 +193,8 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
         vf y = op->i0 == GL_SILU        ? activation(a, GL_SILU)
                : op->i0 == GL_GELU_TANH ? activation(a, GL_GELU_TANH)
                : op->i0 == GL_GELU      ? activation(a, GL_GELU)
+               : op->i0 == GL_SIGMOID   ? activation(a, GL_SIGMOID)
+               : op->i0 == GL_RELU2     ? activation(a, GL_RELU2)
                                         : activation(a, GL_RELU);
         return op->b >= 0 ? vf_mul(y, b) : y;
     }

@@ -50,7 +50,7 @@ OP_KINDS = (
 )
 PACKINGS = ("f32", "f16", "bf16", "q4", "q8", "table", "q2")
 SCALES = ("scale_f16", "scale_bf16", "scale_steps", "scale_zeros")
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2")
 IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "words")
 SELECTIONS = ("nothing", "ids", "mask")

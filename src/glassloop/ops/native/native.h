@@ -66,7 +66,8 @@ enum gl_op_kind {
     GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
     GL_ROTATE,    /* out = a rotated by the angles b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
-    GL_ATTEND,    /* out = attention of a over layer i0; i1: heads, i2: window or 0; f0: scale, f1: softcap or 0 */
+    GL_ATTEND,    /* out = attention of a over layer i0; i1: heads, i2: window or 0; f0: scale, f1: softcap or 0; weight:
+                   * a sink for each head, or NULL */
     GL_ACTIVATE,  /* out = activation i0 of a, times b if there is one */
     GL_ADD,       /* out = a + b */
     GL_SCALE,     /* out = a * f0 */
@@ -75,7 +76,7 @@ enum gl_op_kind {
     GL_QUANTIZE   /* quantize a, for the linears that follow */
 };
 
-enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU };
+enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU, GL_SIGMOID, GL_RELU2 };
 enum gl_ids { GL_TOKENS, GL_POSITIONS, GL_ADAPTERS };
 
 typedef struct {

@@ -211,9 +211,10 @@ class NativeOps:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Float32 | None = None,
     ) -> NativeValue:
         self.keep(k, v, place)
-        return self.attend(q, k.heads, place, scale, window, softcap)
+        return self.attend(q, k.heads, batch, pages, place, scale, window, softcap, sinks)
 
     def given(self, width: int) -> NativeValue:
         """Returns the input of a program, one row for each of the batch: [rows, width]."""
@@ -228,12 +229,14 @@ class NativeOps:
         self,
         q: NativeValue,
         kv_heads: int,
+        batch: Batch,
+        pages: Any,
         place: Place,
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Float32 | None = None,
     ) -> NativeValue:
-        """Lets each row attend to what its branch has in the pages: the second half of `attention`."""
         group, layer = place
         made = self._recorder.call(
             "attend",
@@ -245,6 +248,7 @@ class NativeOps:
             f0=scale,
             f1=softcap or 0.0,
             group=group,
+            weight=self._pointer(sinks),
         )
         return _with_heads(made, kv_heads)
 

@@ -18,7 +18,7 @@ from glassloop.ops.torch.kernels.packed import embed_packed_kernel
 from glassloop.ops.torch.matrix import MatrixProduct
 from glassloop.ops.torch.packed import PackedMatrix
 from glassloop.ops.torch.products import Products
-from glassloop.ops.torch.recorder import RANK_STEP, Angles, Product, RecordedNorm
+from glassloop.ops.torch.recorder import RANK_STEP, Angles, Product, RecordedNorm, SplitHeads
 from glassloop.ops.torch.row_tiles import ADAPTER_ROWS, DIVIDED, UNIT, Heads, partial_room
 from glassloop.ops.torch.step import DeviceStep
 from glassloop.ops.torch.tiles import cdiv, next_power_of_2
@@ -184,7 +184,11 @@ class Launcher:
             num_warps=4 if up else 1,
         )
 
-    def _heads(self, step: DeviceStep, rows: int, out: Any, x: Any, *, product: Product) -> None:
+    def _join(self, step: DeviceStep, rows: int, out: Any, *parts: Any) -> None:
+        """Copies arrays beside each other."""
+        torch.cat([part[:rows].to(out.dtype) for part in parts], 1, out=out[:rows])
+
+    def _heads(self, step: DeviceStep, rows: int, out: Any, x: Any, *, product: Product | SplitHeads) -> None:
         self._launch(
             pointwise.heads_kernel,
             (rows, product.heads),
@@ -204,8 +208,8 @@ class Launcher:
         out: Any,
         x: Any,
         *,
-        query: Product,
-        key: Product,
+        query: Product | SplitHeads,
+        key: Product | SplitHeads,
         group: int,
         layer: int,
     ) -> None:
@@ -240,10 +244,10 @@ class Launcher:
             **self._head_settings(query, x),
         )
 
-    def _head_settings(self, product: Product, x: Any) -> dict[str, Any]:
+    def _head_settings(self, product: Product | SplitHeads, x: Any) -> dict[str, Any]:
         """Returns the arguments that kernels of heads take from a product: the width of a head, its norm and
         its rotation."""
-        norm, head_dim = product.norm, product.matrix.out // product.heads
+        norm, head_dim = product.norm, product.width // product.heads
         cosines, sines = (x, x) if product.angles is None else self._angles_of(product.angles)
         return {
             "weight": x if norm is None else norm.weight,
@@ -279,8 +283,8 @@ class Launcher:
         queries: Any,
         x: Any,
         *,
-        query: Product,
-        key: Product,
+        query: Product | SplitHeads,
+        key: Product | SplitHeads | None,
         heads: int,
         kv_heads: int,
         head_dim: int,
@@ -289,6 +293,7 @@ class Launcher:
         scale: float,
         window: int,
         softcap: float,
+        sinks: torch.Tensor | None,
     ) -> None:
         pages, reach = step.pages[group], step.slots if step.reach is None else step.reach
         cosines, sines = (x, x) if query.angles is None else self._angles_of(query.angles)
@@ -300,6 +305,7 @@ class Launcher:
                 "HEAD": head_block(head_dim),
                 "SHARING": heads // kv_heads,
                 "WINDOWED": window > 0,
+                "SINKING": sinks is not None,
             }
             cut = (step.slots, reach, tiles.rows, tiles.counts, queries.stride(0), head_dim, window)
             self._launch(
@@ -325,6 +331,7 @@ class Launcher:
                 sines,
                 x.stride(0),
                 0 if query.angles is None else cosines.shape[1],
+                x if sinks is None else sinks,
                 KEEPING=_attention_keeps(step, query, key),
                 ROTATED=query.angles is not None,
                 PAGE=PAGE,
@@ -337,8 +344,9 @@ class Launcher:
             )
             if tiles.units and step.reach is not None:
                 merge = attention.merge_kernel
+                sink = x if sinks is None else sinks
                 self._launch(
-                    merge, grid, queries, out, self._partial, *cut, tiles.units, num_warps=4, **settings
+                    merge, grid, queries, out, self._partial, *cut, tiles.units, sink, num_warps=4, **settings
                 )
 
     def _elementwise(
@@ -376,8 +384,10 @@ class Launcher:
         )
 
 
-def _attention_keeps(step: DeviceStep, query: Product, key: Product) -> bool:
+def _attention_keeps(step: DeviceStep, query: Product | SplitHeads, key: Product | SplitHeads | None) -> bool:
     """Returns whether the kernel of attention rotates queries and keys and writes keys and values itself."""
+    if key is None:
+        return False
     plain = query.norm is None and key.norm is None and query.angles is key.angles
     return step.one_each and step.reach is None and plain
 

@@ -35,6 +35,7 @@ from glassloop.ops.torch.recorder import (
     Normed,
     Product,
     RecordedNorm,
+    SplitHeads,
     TorchRecorder,
     TorchValue,
 )
@@ -124,7 +125,8 @@ class TorchOps:
         return self._recorder.call("embed", table.into, wanted=False, table=table, ids=ids)
 
     def linear(self, x: Lazy, weight: TorchMatrix, bias: torch.Tensor | None) -> Product:
-        assert not isinstance(x, Product)
+        if isinstance(x, Product | SplitHeads):
+            x = self._recorder.value(x)
         return Product(x, weight, bias)
 
     def head(self, x: Lazy, weight: TorchMatrix) -> TorchValue:
@@ -141,53 +143,96 @@ class TorchOps:
 
     def _norm(self, x: Lazy, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Lazy:
         norm = RecordedNorm(weight, bias, eps)
-        if isinstance(x, Product) and x.heads:
-            return replace(x, norm=norm)
-        return Normed(self._recorder.value(x), norm)
+        if not isinstance(x, Product | SplitHeads) or not x.heads:
+            return Normed(self._recorder.value(x), norm)
+        if x.norm is not None or x.angles is not None:  # a norm comes before the rotation, and once
+            x = SplitHeads(self._recorder.value(x), x.width, x.heads)
+        return replace(x, norm=norm)
 
-    def split_heads(self, x: Product, heads: int) -> Product:
-        return replace(x, heads=heads)
+    def split_heads(self, x: Lazy, heads: int) -> Product | SplitHeads:
+        if isinstance(x, Product):
+            return replace(x, heads=heads)
+        assert not isinstance(x, SplitHeads)
+        return SplitHeads(x, x.width, heads)
 
     def angles(self, positions: Any, frequencies: Float32, factor: float) -> Angles:
         return Angles(np.asarray(frequencies, np.float32), factor)
 
-    def rotate(self, x: Product, angles: Angles) -> Product:
+    def rotate(self, x: Product | SplitHeads, angles: Angles) -> Product | SplitHeads:
         return replace(x, angles=angles)
 
     def attention(
         self,
-        q: Product,
-        k: Product,
-        v: Product,
+        q: Product | SplitHeads,
+        k: Product | SplitHeads,
+        v: Product | SplitHeads,
         batch: Batch,
         pages: Any,
         place: Place,
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> TorchValue:
         group, layer = place
-        width = q.matrix.out
-        products = self._recorder.product([q, k, v])
-        queries = self._recorder.call(
-            "keep", width, products, half=True, query=q, key=k, group=group, layer=layer
-        )
+        recorder = self._recorder
+        products = _one_product(q, k, v)
+        if products is not None:
+            joined = recorder.product(products)
+        else:  # norms, rotations and products by themselves; what is left for the kernels is to keep
+            each = [recorder.value(x, half=True) for x in (q, k, v)]
+            joined = recorder.call("join", sum(x.width for x in each), *each, half=True)
+            q, k = SplitHeads(joined, q.width, q.heads), SplitHeads(joined, k.width, k.heads)
+        queries = recorder.call("keep", q.width, joined, half=True, query=q, key=k, group=group, layer=layer)
+        return self._attend(q, k, k.heads, [queries, joined], place, scale, window, softcap, sinks)
+
+    def attend(
+        self,
+        q: Product | SplitHeads,
+        kv_heads: int,
+        batch: Batch,
+        pages: Any,
+        place: Place,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None = None,
+    ) -> TorchValue:
+        queries = self._recorder.half(q)
+        split = SplitHeads(queries, queries.width, q.heads)
+        return self._attend(split, None, kv_heads, [queries, queries], place, scale, window, softcap, sinks)
+
+    def _attend(
+        self,
+        q: Product | SplitHeads,
+        k: Product | SplitHeads | None,
+        kv_heads: int,
+        inputs: Sequence[TorchValue],
+        place: Place,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> TorchValue:
+        """Records the attention of `inputs`, the queries and that of which they are a part. `k` says how the
+        kernel may rotate and write keys itself; None: they are in the pages."""
+        width = inputs[0].width
         return self._recorder.call(
             "attend",
             width,
-            queries,
-            products,
+            *inputs,
             half=True,
             query=q,
             key=k,
             heads=q.heads,
-            kv_heads=k.heads,
+            kv_heads=kv_heads,
             head_dim=width // q.heads,
-            group=group,
-            layer=layer,
+            group=place[0],
+            layer=place[1],
             scale=scale,
             window=window or 0,
             softcap=softcap or 0.0,
+            sinks=sinks,
         )
 
     def activate(self, x: Lazy, kind: Activation) -> TorchValue:
@@ -228,6 +273,18 @@ class TorchOps:
     ) -> TorchValue:
         value = self._recorder.value(x)
         return self._recorder.call(kind, value.width, value, *others, half=half, **settings)
+
+
+def _one_product(*heads: Product | SplitHeads) -> list[Product] | None:
+    """Returns queries, keys and values if they can be computed as one product, whose kernel of attention then
+    normalizes and rotates them; else None."""
+    products = [each for each in heads if isinstance(each, Product)]
+    if len(products) < len(heads):
+        return None
+    q, k, v = products
+    same = q.x is k.x is v.x and q.angles is k.angles and (q.norm is None) == (k.norm is None)
+    plain = v.norm is None and v.angles is None
+    return products if same and plain else None
 
 
 def _row_ops(device: Device) -> RowOps:

@@ -22,7 +22,7 @@ SLICES = 8  # of the columns, which are added up by themselves; as in the kernel
 MOST_ROWS = 64  # up to which it is faster than to expand the matrix
 
 _THREADS = 32 * SLICES
-_GELU = 0  # the activation that it does not have
+_HAS = (1, 2, 3)  # the activations that it has
 
 
 class Division(NamedTuple):
@@ -61,7 +61,7 @@ def can_launch(product: MatrixProduct, device: Device) -> bool:
     if device.interpreted or not nvrtc.is_available():
         return False
     has_inputs = weight.data.is_contiguous() and (added is None or added.dtype is torch.float32)
-    has_activation = not (gated and activation == _GELU)
+    has_activation = not gated or activation in _HAS
     found = division_for(rows, weight.shape[1], weight.form, device.shared_memory)
     return has_inputs and has_activation and found is not None
 

@@ -50,6 +50,10 @@ class Normed:
     norm: RecordedNorm
     made: dict[bool, TorchValue] = field(default_factory=dict)  # by `half`
 
+    @property
+    def width(self) -> int:
+        return self.x.width
+
 
 @dataclass(frozen=True, eq=False)
 class Angles:
@@ -71,8 +75,23 @@ class Product:
     angles: Angles | None = None
     parts: Sequence[LowRank | None] | None = None  # what adapters add to it, by their numbers
 
+    @property
+    def width(self) -> int:
+        return self.matrix.out
 
-Lazy = TorchValue | Normed | Product
+
+@dataclass(frozen=True, eq=False)
+class SplitHeads:
+    """Any other value split into heads, each of them normalized and rotated."""
+
+    x: TorchValue | Normed
+    width: int  # of all heads
+    heads: int
+    norm: RecordedNorm | None = None
+    angles: Angles | None = None
+
+
+Lazy = TorchValue | Normed | Product | SplitHeads
 
 
 class TorchCall(NamedTuple):
@@ -120,10 +139,10 @@ class TorchRecorder:
             if half not in lazy.made:
                 lazy.made[half] = self.call("norm", lazy.x.width, lazy.x, half=half, norm=lazy.norm)
             return lazy.made[half]
-        product = self.product([lazy])
+        plain = self.product([lazy]) if isinstance(lazy, Product) else self.value(lazy.x, half)
         if lazy.norm is None and lazy.angles is None:
-            return product
-        return self.call("heads", product.width, product, half=True, product=lazy)
+            return plain
+        return self.call("heads", plain.width, plain, half=True, product=lazy)
 
     def half(self, lazy: Lazy) -> TorchValue:
         """Returns a value in half precision, as products read it."""

@@ -123,6 +123,7 @@ class MaskedOps(TrainOps):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> Two:
         """Lets clean rows attend to clean rows and masked rows to both. No pages are written."""
         if window is not None or softcap is not None:

@@ -215,13 +215,23 @@ def merged_units(partial, number, count, QUERIES: tl.constexpr, HEAD: tl.constex
             tl.load(base + QUERIES + index[:, None] * 16 + tl.arange(0, 16)[None, :]),
             tl.load(base + QUERIES * 17 + index[:, None] * HEAD + tl.arange(0, HEAD)[None, :]),
         )
-    return sums, mixed
+    return most, sums, mixed
 
 
 @triton.jit
-def store_result(out, place, inside, sums, mixed):
-    """Writes the weighted means of the values."""
+def store_result(
+    out, place, inside, most, sums, mixed, sinks, head, QUERIES: tl.constexpr, SHARING: tl.constexpr,
+    SINKING: tl.constexpr,
+):  # fmt: skip
+    """Writes the weighted means of the values. If SINKING, each query head has the score of one more key,
+    whose value is zero."""
     total = tl.max(sums, 1)  # the columns are equal
+    if SINKING:
+        sink = tl.load(sinks + head * SHARING + tl.arange(0, QUERIES) % SHARING) * LOG2E
+        higher = tl.maximum(most, sink)
+        kept = tl.exp2(most - higher)
+        total = total * kept + tl.exp2(sink - higher)
+        mixed = mixed * kept[:, None]
     result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
@@ -296,6 +306,7 @@ def attend_kernel(
     sines,
     x_stride,
     half,
+    sinks,
     PAGE: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -308,6 +319,7 @@ def attend_kernel(
     SPLIT: tl.constexpr,
     KEEPING: tl.constexpr,
     ROTATED: tl.constexpr,
+    SINKING: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Computes attention for the queries of a tile: adjacent rows of a branch, in the SHARING query heads of
@@ -388,8 +400,13 @@ def attend_kernel(
                 tl.debug_barrier()  # all threads have written
                 if tl.atomic_add(arrived + branch, 1, sem="acq_rel") == end - begin - 1:
                     first_number = branch * tl.num_programs(2)
-                    all_sums, all_mixed = merged_units(partial, first_number, end - begin, QUERIES, HEAD)
-                    store_result(out, place, inside, all_sums, all_mixed)
+                    all_most, all_sums, all_mixed = merged_units(
+                        partial, first_number, end - begin, QUERIES, HEAD
+                    )
+                    store_result(
+                        out, place, inside, all_most, all_sums, all_mixed, sinks, head,
+                        QUERIES, SHARING, SINKING,
+                    )  # fmt: skip
                     tl.store(arrived + branch, 0)
     else:
         most, sums, mixed = all_units(
@@ -397,7 +414,7 @@ def attend_kernel(
             slot, reach, scale, softcap, window,
             PAGE, UNIT, BLOCK, QUERIES, HEAD, CAPPED, WINDOWED,
         )  # fmt: skip
-        store_result(out, place, inside, sums, mixed)
+        store_result(out, place, inside, most, sums, mixed, sinks, head, QUERIES, SHARING, SINKING)
 
 
 @triton.jit(do_not_specialize=["window", "units"])
@@ -413,11 +430,13 @@ def merge_kernel(
     head_dim,
     window,
     units,
+    sinks,
     UNIT: tl.constexpr,
     QUERIES: tl.constexpr,
     HEAD: tl.constexpr,
     SHARING: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SINKING: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Merges the units that `attend_kernel` has computed with SPLIT and REACHING, in ascending order."""
@@ -433,5 +452,5 @@ def merge_kernel(
     end = tl.cdiv(tl.max(reach, 0), UNIT)
     wait_for_previous(EARLY)
     number = (tile * tl.num_programs(1) + head) * units
-    sums, mixed = merged_units(partial, number, end - begin, QUERIES, HEAD)
-    store_result(out, place, inside, sums, mixed)
+    most, sums, mixed = merged_units(partial, number, end - begin, QUERIES, HEAD)
+    store_result(out, place, inside, most, sums, mixed, sinks, head, QUERIES, SHARING, SINKING)

@@ -324,11 +324,15 @@ def activated(x, KIND: tl.constexpr):
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     if KIND == 2:  # silu
         return x / (1.0 + tl.exp(-x))
+    if KIND == 4:  # sigmoid
+        return 1.0 / (1.0 + tl.exp(-x))
+    if KIND == 5:  # relu2
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     # relu
     return tl.maximum(x, 0.0)
 
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "sigmoid", "relu2")
 
 
 # add: x + y; scale: x * factor; softcap: factor * tanh(x / factor); activate: activated(x);
