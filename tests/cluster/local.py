@@ -21,7 +21,7 @@ def in_pieces(bulletin: Bulletin) -> list[Bulletin]:
     for news in bulletin.news:
         for place, token in enumerate(news.tokens[:-1]):
             prompt = news.prompt if place == 0 else []
-            part = news._replace(tokens=[token], prompt=prompt, end=None, taken_back=None)
+            part = news._replace(tokens=[token], prompt=prompt, end=None, taken_back=None, pass_record=None)
             made.append(Bulletin([part], None))
         rest = news._replace(tokens=news.tokens[-1:], prompt=[] if len(news.tokens) > 1 else news.prompt)
         made.append(Bulletin([rest], None))

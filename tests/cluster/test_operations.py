@@ -272,7 +272,7 @@ def test_a_text_is_written_by_diffusion_once_although_the_replica_dies(cluster, 
     def on_pass(run, record):
         passes[run.id].append(record)
         if sum(map(len, passes.values())) == at:
-            kill(cluster, cluster.transport.asked[-1][0])
+            kill(cluster, cluster.transport.jobs[-1][0])
 
     def listen(run, token):
         told[run.id].append(token)
@@ -308,7 +308,7 @@ def test_a_cancelled_or_late_diffusion_ends_with_its_complete_blocks(cluster, wr
     cluster.engine.submit(late)
     wait_until(lambda: late.ended)
     assert late.runs[0].finish_reason == "timeout"
-    wait_until(lambda: not cluster.engine.engine._diffusing.requests)
+    wait_until(lambda: not cluster.engine.engine._streams.requests)
 
 
 # ── adapters ───────────────────────────────────────────────────────────────────────────────────────────────

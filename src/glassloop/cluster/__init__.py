@@ -14,14 +14,14 @@
         │               Channels (channels.py) ◀─── Bulletin ────────┘
         │                one stream from each replica: news, its report, and that it is alive
         │
-        ├─ a question:  Calls (calls.py) ────────── Question ──▶ Replica.ask ──▶ a function with the LLM
-        │                      ▲──────────────────── Reply ──────────┘ events, then the answer
-        └─ a text by diffusion: Diffusing (diffusing.py), a question whose events are passes and tokens
+        └─ a question:  Calls (calls.py) ────────── Question ──▶ Replica.ask ──▶ a function with the LLM
+                               ▲──────────────────── Reply ──────────┘ events, then the answer
 
     which replica:  PrefixRouter (router.py) asks the Board (board.py), which has the reports of all replicas,
                     for the one with the longest cached prefix (prefixes.py) and the least load
     how:            messages.py has what is sent and `Transport`; serve_transport.py carries it with Ray Serve
-    a replica dies: a Stream goes on elsewhere from the tokens that were delivered; a question is asked again
+    a replica dies: a Stream goes on elsewhere from the tokens that were delivered (beams and masks begin
+                    anew, and what was delivered is left out); a question is asked again
     from outside:   start.py starts Ray for the command line, deployment.py has the deployments of Ray Serve,
                     ingress.py the server of one ingress
 """

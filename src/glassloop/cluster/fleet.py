@@ -1,5 +1,5 @@
 """The fleet: the side of an ingress. It watches the replicas, and has an event loop on a thread of its own,
-for requests (`streams.py`, `diffusing.py`), questions (`calls.py`) and what replicas tell (`channels.py`).
+for requests (`streams.py`), questions (`calls.py`) and what replicas tell (`channels.py`).
 `submit`, `cancel` and `ask` may be called from any thread.
 """
 
@@ -20,11 +20,9 @@ from typing import Any, TypeVar
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import Calls, OnEvent
 from glassloop.cluster.channels import Channels
-from glassloop.cluster.diffusing import Diffusing
 from glassloop.cluster.messages import Bulletin, Identity, Needs, Question, Transport
 from glassloop.cluster.stream import Delivery
 from glassloop.cluster.streams import ReplicaStreams
-from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.protocol import Handover, Statistics, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.thread import Busy
@@ -63,7 +61,6 @@ class Fleet:
 
         delivery = Delivery(pieces)
         self._calls = Calls(transport, board, next_key, patience)
-        self._diffusing = Diffusing(self._calls, delivery)
         self._streams = ReplicaStreams(transport, board, delivery, session, next_key, stall, patience)
         self._channels = Channels(
             transport,
@@ -90,7 +87,7 @@ class Fleet:
         return self.most_waiting
 
     def submit(self, request: Request, may_refuse: bool = True) -> None:
-        waiting = sum(request.started is None for request in self._requests)
+        waiting = sum(request.started is None for request in self._streams.requests)
         if may_refuse and waiting >= self.most_waiting:
             raise Busy(f"{waiting} requests are waiting already; at most {self.most_waiting} are allowed")
         name, run = request.sampling.adapter, request.runs[0]
@@ -128,11 +125,6 @@ class Fleet:
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    @property
-    def _requests(self) -> list[Request]:
-        """The requests that have not ended."""
-        return [*self._streams.requests, *self._diffusing.requests]
 
     @property
     def identity(self) -> Identity:
@@ -180,7 +172,7 @@ class Fleet:
             self._loop.close()
 
     async def _end(self) -> None:
-        for request in self._requests:
+        for request in self._streams.requests:
             self._cancel(request)
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
@@ -192,22 +184,18 @@ class Fleet:
     def _add(self, request: Request, needs: Needs) -> None:
         if isinstance(request.built, GlassloopError):
             request.fail(request.built)
-        elif isinstance(request, DiffusionRequest):
-            self._diffusing.add(request, needs)
         else:
             self._streams.add(request, needs)
 
     def _cancel(self, request: Request) -> None:
-        self._diffusing.cancel(request)
         self._streams.cancel(request, at_once=self._closing)
 
     def _cancel_run(self, request: Request, run: Run) -> None:
-        self._diffusing.cancel(request, run)
         self._streams.cancel_run(request, run)
 
     async def _gone(self, request: Request) -> None:
         """Waits until nothing is computed for a request."""
-        while request in self._requests and not request.ended:
+        while request in self._streams.requests and not request.ended:
             await asyncio.sleep(0.02)
 
     # ── replicas ───────────────────────────────────────────────────────────────────────────────────────────

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from glassloop.decode.diffusion import Diffusion
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.stop import Pause
 from glassloop.engine.protocol import Statistics
+from glassloop.record.passes import PassRecord
 from glassloop.record.run_parts import Beam
 from glassloop.record.token import Refusal, Source, Token
 
@@ -83,6 +85,13 @@ class RunSoFar:
     records: tuple[bytes, ...] = ()  # of the tokens, if a stage needs them
 
 
+class MaskFilling(NamedTuple):
+    """How the runs of a job are written, if that is by filling masks."""
+
+    options: Diffusion
+    adapter: str  # the SHA-256 of what makes the model fill masks
+
+
 @dataclass(frozen=True)
 class Job:
     """Runs of one request that a replica begins or continues."""
@@ -100,6 +109,7 @@ class Job:
     elapsed: float  # seconds since the request came: its time goes on
     owner: str = ""  # the client whose request it is
     realm: str = ""  # the same, if clients are kept apart
+    masks: MaskFilling | None = None  # None: from left to right
     route: Route = field(default_factory=Route)
 
 
@@ -160,6 +170,7 @@ class News(NamedTuple):
     end: End | None
     # To how many tokens, and the salt and the id of the run that continues.
     taken_back: tuple[int, int, str] | None = None
+    pass_record: PassRecord | None = None  # of a pass over masks, which came after these tokens
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from glassloop.cluster.messages import (
     Bulletin,
     Identity,
     Job,
+    MaskFilling,
     Question,
     Reply,
     Report,
@@ -29,6 +30,7 @@ from glassloop.cluster.prefixes import summary
 from glassloop.cluster.session import Session
 from glassloop.cluster.stream import made_token
 from glassloop.decode.chosen import RECORD, Chosen
+from glassloop.diffuse.write import by_diffusion
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.kv_nodes import Node
 from glassloop.engine.owner import owned_by
@@ -221,7 +223,15 @@ class Replica:
             built=built,
         )
         request.arrived = perf_counter() - job.elapsed
-        return request
+        return request if job.masks is None else self._by_masks(request, job.masks)
+
+    def _by_masks(self, request: Request, masks: MaskFilling) -> Request:
+        written = by_diffusion(self.llm, request, masks.options)
+        if written.mask.sha256 != masks.adapter:
+            raise GlassloopError(
+                "the replica has another adapter for masked rows than the request began with"
+            )
+        return written
 
     def _known(self, id: int) -> Token:
         """Returns a token whose record is elsewhere."""

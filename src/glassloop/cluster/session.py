@@ -10,8 +10,10 @@ from collections import deque
 from contextlib import suppress
 
 from glassloop.cluster.messages import End, Facts, Job, News, TokenData
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.request import Request
 from glassloop.errors import GlassloopError
+from glassloop.record.passes import PassRecord
 from glassloop.record.run import Run, TakenBack
 from glassloop.record.token import Token
 
@@ -33,8 +35,9 @@ class Session:
         self._open_runs: dict[str, int] = {}  # runs of each job whose end has not been told
         self._runs: dict[str, list[Run]] = {}
         self._scored: set[str] = set()  # jobs whose records of the prompt are known to the ingress
-        # The job, the place of the run, its tokens, and whether it has ended or, by TakenBack, is continued.
-        self._events: deque[tuple[str, int, list[Token], bool | TakenBack]] = deque()
+        # The job, the place of the run, its tokens, and what came after them: nothing (False), its end
+        # (True), a pass over masks, or that it is continued in another way.
+        self._events: deque[tuple[str, int, list[Token], bool | PassRecord | TakenBack]] = deque()
         self._last: dict[tuple[str, int], list[Token]] = {}  # tokens that wait for the end of their run
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()  # a first token or an end, which is told at once
@@ -55,12 +58,13 @@ class Session:
             place = places[id(run)]
             if isinstance(token, TakenBack):
                 places[id(token.run)] = place
-                self._events.append((job.key, place, [], token))
-                self._wake_up()
+                self._tell_event(job.key, place, token)
             else:
                 self._tell(job.key, run, place, token)
 
         request.listener = listen
+        if isinstance(request, DiffusionRequest):
+            request.on_pass = lambda run, record: self._tell_event(job.key, places[id(run)], record)
         return ended
 
     def end(self) -> None:
@@ -86,6 +90,10 @@ class Session:
         self._last.pop((key, place), None)
         if token is None or len(run.tokens) <= 1:
             self._has_urgent = True
+        self._wake_up()
+
+    def _tell_event(self, key: str, place: int, event: PassRecord | TakenBack) -> None:
+        self._events.append((key, place, [], event))
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -127,16 +135,17 @@ class Session:
             if key not in self._runs:
                 continue
             gathered.setdefault((key, place), []).extend(tokens)
-            if isinstance(end, TakenBack):
-                ends.append(self._of_run(key, place, gathered.pop((key, place)), False, end))
+            if isinstance(end, PassRecord):
+                ends.append(self._of_run(key, place, gathered.pop((key, place)))._replace(pass_record=end))
+            elif isinstance(end, TakenBack):
+                back = end.to, end.run.salt, end.run.id
+                ends.append(self._of_run(key, place, gathered.pop((key, place)))._replace(taken_back=back))
                 self._runs[key][place] = end.run
             elif end:
                 ended.add((key, place))
         return ends + [self._of_run(*run, tokens, run in ended) for run, tokens in gathered.items()]
 
-    def _of_run(
-        self, key: str, place: int, tokens: list[Token], ended: bool, taken: TakenBack | None = None
-    ) -> News:
+    def _of_run(self, key: str, place: int, tokens: list[Token], ended: bool = False) -> News:
         run = self._runs[key][place]
         prompt = []
         if key not in self._scored:
@@ -144,16 +153,14 @@ class Session:
             prompt = [TokenData.of(token) for token in run.prompt_tokens]
         end = None
         if ended:
-            end = end_of(run, dropped=run not in self.requests[key].runs)
+            end = _end_of(run, dropped=run not in self.requests[key].runs)
             self._open_runs[key] -= 1
             if not self._open_runs[key]:
                 self._ended[key].set()
-        sent = [TokenData.of(token) for token in tokens]
-        back = None if taken is None else (taken.to, taken.run.salt, taken.run.id)
-        return News(key, place, sent, prompt, facts_of(run), end, back)
+        return News(key, place, [TokenData.of(token) for token in tokens], prompt, _facts_of(run), end)
 
 
-def facts_of(run: Run) -> Facts:
+def _facts_of(run: Run) -> Facts:
     """Returns what this attempt has counted for a run."""
     timings, drafts = run.timings, run.drafts
     return Facts(
@@ -168,7 +175,7 @@ def facts_of(run: Run) -> Facts:
     )
 
 
-def end_of(run: Run, dropped: bool = False) -> End:
+def _end_of(run: Run, dropped: bool = False) -> End:
     """Returns the end of a run as it is sent."""
     last = None if run.end is None else TokenData.of(run.end)
     error = run.error

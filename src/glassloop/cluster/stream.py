@@ -6,10 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
-from glassloop.cluster.messages import End, Facts, Job, Needs, News, Revision, Route, RunSoFar, TokenData
+from glassloop.cluster.messages import (
+    End,
+    Facts,
+    Job,
+    MaskFilling,
+    Needs,
+    News,
+    Revision,
+    Route,
+    RunSoFar,
+    TokenData,
+)
 from glassloop.decode.chain import needs_record
 from glassloop.decode.chosen import Chosen
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.branch import BranchText
 from glassloop.engine.branching import revised
 from glassloop.engine.request import Request
@@ -38,6 +51,7 @@ class Stream:
         self.deaths = 0  # replicas that have died with it since it was last told of
         self.over: set[Run] = set()  # runs whose end this stream has told
         self.waiting: list[News] = []  # of a beam search, which is delivered as a whole
+        self._heard: Counter[Run] = Counter()  # tokens that this attempt has told, if it began anew
         self._kept = kept
         self._before: dict[Run, Facts] = {}  # what earlier attempts have counted
         self._facts: dict[Run, Facts] = {}  # what this attempt has counted
@@ -50,6 +64,24 @@ class Stream:
     @property
     def is_beam(self) -> bool:
         return self.request.sampling.beam_width > 1
+
+    @property
+    def by_masks(self) -> bool:
+        """Whether the texts are written by diffusion. Every attempt begins them anew: how a block was filled
+        so far is not sent."""
+        return isinstance(self.request, DiffusionRequest)
+
+    def without_told(self, news: News) -> News:
+        """Returns news without the tokens and passes that an earlier attempt has told, if this one began
+        anew."""
+        if not self.by_masks:
+            return news
+        run, record = self.runs[news.run], news.pass_record
+        told = len(run.tokens) - self._heard[run]
+        self._heard[run] += len(news.tokens)
+        if record is not None and record.number < len(run.passes):
+            record = None
+        return news._replace(tokens=news.tokens[max(0, told) :], pass_record=record)
 
     @property
     def open_runs(self) -> list[Run]:
@@ -76,7 +108,7 @@ class Stream:
                     run.salt,
                     run.sample,
                     run.sampling,
-                    tuple(run.token_ids),
+                    () if self.by_masks else tuple(run.token_ids),
                     _revision(run),
                     run.id,
                     _records(run),
@@ -91,6 +123,7 @@ class Stream:
             elapsed=request.seconds,
             owner=request.owner,
             realm=request.realm,
+            masks=_mask_filling(request),
             route=Route(ids, needs=self.needs, key=self.key, realm=request.realm),
         )
 
@@ -148,6 +181,12 @@ class Stream:
         for run in self.open_runs:
             groups.setdefault(min(most, len(run.tokens) - self._kept[run]), []).append(run)
         return list(groups.values())
+
+
+def _mask_filling(request: Request) -> MaskFilling | None:
+    if not isinstance(request, DiffusionRequest):
+        return None
+    return MaskFilling(request.options, request.mask.sha256)
 
 
 def _revision(run: Run) -> Revision | None:

@@ -21,10 +21,13 @@ from glassloop.cluster.calls import MOST_DEATHS
 from glassloop.cluster.messages import Gone, Job, Needs, News, Transport
 from glassloop.cluster.stream import Delivery, Stream, held_back
 from glassloop.decode.stop import Ending
+from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.loop import computes
 from glassloop.engine.protocol import Handover, Unavailable
 from glassloop.engine.request import Request
 from glassloop.engine.tasks.task import CANCELLED
+from glassloop.errors import contained
+from glassloop.record.passes import PassRecord
 from glassloop.record.run import Run
 from glassloop.record.run_parts import Move
 
@@ -217,7 +220,10 @@ class ReplicaStreams:
             self.routed(news.key, name)
         if stream.replica != name:  # two replicas have the job: one of them is listened to
             return
-        stream.since, stream.deaths = time.monotonic(), 0
+        stream.since = time.monotonic()
+        news = stream.without_told(news)
+        if not stream.by_masks or news.tokens or news.pass_record is not None:
+            stream.deaths = 0
         if stream.request.started is None:
             stream.request.started = perf_counter()
         if not stream.is_beam:
@@ -247,6 +253,8 @@ class ReplicaStreams:
                 stream.over.add(run)
                 self._let_go(stream)
             request.tell(run, token)
+        if news.pass_record is not None:
+            self._deliver_pass(stream, run, news.pass_record)
         if news.taken_back is not None:
             request.tell_taken_back(run, stream.take_back(run, *news.taken_back))
         if news.end is not None:
@@ -255,6 +263,19 @@ class ReplicaStreams:
                 stream.over.add(run)
                 self._let_go(stream)
             request.tell(run, None)
+
+    def _deliver_pass(self, stream: Stream, run: Run, record: PassRecord) -> None:
+        """Adds a pass over masks to a run and calls `on_pass`."""
+        request = stream.request
+        if stream.cancelled:
+            self._end_here(stream, CANCELLED)
+            return
+        run.add_pass(record)
+        if isinstance(request, DiffusionRequest) and request.on_pass is not None:
+            try:
+                request.on_pass(run, record)
+            except BaseException as error:  # the fleet's thread serves others too
+                self._fail(stream, contained(error, "on_pass"))
 
     def _let_go(self, stream: Stream) -> None:
         """Forgets a stream whose runs have all ended. To be called before the last of them is told: the
