@@ -29,7 +29,7 @@ OF_REVISE = {"samples", "revised", "moves", "cached_tokens", "timings"}
 OF_THIS_PROCESS = {"error", "llm", "above", "children"}
 CONVERTED = {
     *("sampling", "samples", "origin", "model_hash", "plugins", "past", "prompt_tokens", "tokens", "end"),
-    *("pending", "timings", "drafts", "beams", "moves", "forks"),
+    *("pending", "timings", "drafts", "beams", "moves", "forks", "form"),
 }
 
 

@@ -20,9 +20,11 @@ from glassloop.decode.task_kinds import kind_of
 from glassloop.engine.request import Listener, Request, ignore, runs_of
 from glassloop.errors import GlassloopError, LengthError, SamplingError, TextError
 from glassloop.model.config import ModelConfig
-from glassloop.record.messages import Message, recorded
+from glassloop.record.messages import Message, recorded, text_of
 from glassloop.record.run import Maker, Run
+from glassloop.text.answer_form import AnswerForm
 from glassloop.text.pieces import Pieces
+from glassloop.text.template_forms import forms_of
 from glassloop.text.tokenizer import Tokenizer
 from glassloop.util.check import check_count, check_text
 from glassloop.util.shown import shown
@@ -31,6 +33,7 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 _MOST_PRIORITY = 1 << 31
+_LONGEST_MARK = 64  # tokens at the end of a prompt that may be the beginning of a thought
 
 
 def template_values(template: object) -> dict[str, Any]:
@@ -227,6 +230,7 @@ class RequestMaker:
         sample: int,
         messages: list[Message] | None = None,
     ) -> Run:
+        """Returns a run that has not begun. The answer to `messages` has the marks of the template."""
         return Run(
             self.name,
             ids,
@@ -240,8 +244,19 @@ class RequestMaker:
             sample=sample,
             plugins=plugins_of(sampling),
             adapters=adapters_of(self.llm, sampling),
+            form=None if messages is None else self.answer_form(ids, messages),
             llm=self.llm,
         )
+
+    def answer_form(self, ids: Sequence[int], messages: Sequence[Message] = ()) -> AnswerForm | None:
+        """Returns the marks of the answer to a prompt, None if the model's template has none. A last message
+        by the assistant is one that is continued."""
+        forms = forms_of(self.tokenizer)
+        if forms is None or forms.answer is None:
+            return None
+        last = messages[-1] if messages else {}
+        continued = text_of(last) if last.get("role") == "assistant" else ""
+        return forms.answer.opened_by(self.decode(ids[-_LONGEST_MARK:]), continued)
 
     def checked(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         """Returns the token ids as a list of plain ints; raises if one is not a token of the model."""

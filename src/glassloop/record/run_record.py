@@ -31,10 +31,12 @@ from glassloop.record.origin import ByMasks, LeftToRight, Origin, OtherEngine
 from glassloop.record.passes import PassRecord
 from glassloop.record.run_parts import Beam, Drafts, Move, Past, Timings, Usage
 from glassloop.record.token import Token
+from glassloop.text.answer_form import AnswerForm, Span, spans_of
 from glassloop.text.stream import TextStream
 from glassloop.util.check import check_count
 from glassloop.util.shown import cut
 
+BETWEEN_THOUGHTS = "\n\n"
 NO_MEMORY = "kv memory"  # the stop reason of a run for whose keys and values there was no room
 
 
@@ -76,6 +78,8 @@ class RunRecord:
     plugins: dict[str, Plugin] = field(default_factory=dict, repr=False)
     # The SHA-256 of the adapters that its tokens were drawn with, those of its past included, by name.
     adapters: dict[str, str] = field(default_factory=dict, repr=False)
+    # The marks around the thoughts of the answer to a conversation; None if the model's template has none.
+    form: AnswerForm | None = field(default=None, repr=False)
 
     # The run that it begins with, if there is one.
     parent: str | None = None  # the id of the run that this one was forked from
@@ -114,6 +118,22 @@ class RunRecord:
     @property
     def text(self) -> str:
         return "".join([token.text for token in self.tokens]) + self.tail
+
+    @property
+    def spans(self) -> list[Span]:
+        """The parts of the text, with the places of their tokens: thoughts and the answer. The marks around
+        them are in none."""
+        return spans_of(self.form, [token.text for token in self.tokens], self.tail)
+
+    @property
+    def thoughts(self) -> str:
+        """The text of all thoughts; empty if there are none."""
+        return BETWEEN_THOUGHTS.join([span.text for span in self.spans if span.kind == "thought"])
+
+    @property
+    def answer(self) -> str:
+        """The text without thoughts and the marks around them."""
+        return "".join([span.text for span in self.spans if span.kind == "answer"])
 
     @property
     def token_ids(self) -> list[int]:
@@ -306,6 +326,7 @@ class RunRecord:
             "moves": [asdict(move) for move in self.moves],
             **self.origin.to_dict(),
             "plugins": {stage: plugin._asdict() for stage, plugin in self.plugins.items()},
+            **({} if self.form is None else {"spans": [span._asdict() for span in self.spans]}),
             "prompt_tokens": [token.to_dict() for token in self.prompt_tokens],
             "tokens": [token.to_dict() for token in self.tokens],
             "end": None if self.end is None else self.end.to_dict(),
@@ -346,7 +367,7 @@ def text_held_back(tokens: Sequence[Token]) -> str:
 # (`parent`, `past`, …) and the tokens; tests/record/test_beginnings.py knows every other field by name.
 INHERITED = (
     *("model", "prompt_ids", "seed", "context", "sampling", "salt", "ops", "prompt", "messages", "sample"),
-    *("origin", "model_hash", "plugins", "adapters", "llm"),
+    *("origin", "model_hash", "plugins", "adapters", "form", "llm"),
 )
 _FORKS_AHEAD = 256  # how many numbers of forks are tried for one that is found in a store
 # The options that decide when a text ends, how many there are or what is recorded, and never a single choice.

@@ -90,22 +90,24 @@ class ChatTemplate(NamedTuple):
                     f"messages[{len(checked) - 1}] cannot be continued: a text of the assistant is expected"
                 )
             checked[-1] = {**final, "content": final["content"] + _HERE}
-        values: dict[str, Any] = {
+        values = {
             "messages": checked,
             "tools": tools,
-            "documents": None,
-            "bos_token": self.bos,
-            "eos_token": self.eos,
             "add_generation_prompt": add_generation_prompt,
             **extra,
         }
-        has_own = tools is not None and "tool_use" in self.variants
+        text = self.write(values)
+        return _cut(self.name, text) if continue_final else text
+
+    def write(self, values: Mapping[str, Any]) -> str:
+        """Returns the text of values as they are, `messages` and `tools` among them."""
+        has_own = values.get("tools") is not None and "tool_use" in self.variants
         template = self.variant("tool_use") if has_own else self
+        named = {"documents": None, "bos_token": self.bos, "eos_token": self.eos, **values}
         try:
-            text = _renderer().render(template.source, values, template.limits)
+            return str(_renderer().render(template.source, named, template.limits))
         except TextError as error:
             raise TextError(f"{template.name}: {error}") from None
-        return _cut(template.name, text) if continue_final else text
 
 
 def _renderer() -> ModuleType:

@@ -38,13 +38,14 @@ _MOST_PLUGINS = 1024  # stages of one's own
 _MOST_ADAPTERS = 1024
 _MOST_DIFFUSION = 32  # options
 _MOST_SAMPLES = 1024  # as many as `Sampling.n` allows
+_MOST_MARK = 1000  # characters of a mark around thoughts
 _LARGEST = 1e308  # of any number, so that it fits a float64
 _MOST_MESSAGES = 10_000  # of a conversation, and parts of one message
 _MOST_CONVERSATION = 2 << 20  # characters of a conversation as JSON
 # Fields that older files do not have.
 _LATER = (
     *("refused", "plugins", "messages", "search", "revised", "moves", "adapters", "upstream"),
-    *("diffusion", "passes", "pending"),  # of version 2
+    *("diffusion", "passes", "pending", "form"),  # of version 2
 )
 
 _MODEL_HASH = re.compile(r"([0-9a-f]{64}(\+[a-z0-9_]{1,16})?)?")
@@ -352,6 +353,12 @@ _UPSTREAM = _object_of(
         "fingerprint": _optional(_text(256)),
     }
 )
+_FORM = _object_of(
+    {
+        **dict.fromkeys(("begin", "end", "link", "opening", "closing"), _text(_MOST_MARK)),
+        "opened": _one_of(True, False),
+    }
+)
 FIELDS: dict[str, Check] = {
     "id": _id,
     "created": _number(0, _LAST_YEAR),
@@ -362,6 +369,7 @@ FIELDS: dict[str, Check] = {
     "prompt_ids": _ids(1),
     "pending": _ids(0),
     "messages": _optional(_messages),
+    "form": _optional(_FORM),
     "seed": _word64,
     "salt": _word64,
     "sample": _whole(0, _MOST_SAMPLES - 1),

@@ -13,6 +13,7 @@ from glassloop.record.origin import origin_of
 from glassloop.record.run_parts import Beam, Drafts, Move, Past, Timings
 from glassloop.record.run_record import RunRecord
 from glassloop.record.token import Refusal, Token
+from glassloop.text.answer_form import AnswerForm
 
 R = TypeVar("R", bound=RunRecord)
 # The fields that the header has as they are in the run. All others are converted below, except `error` and
@@ -37,6 +38,8 @@ def to_header(run: RunRecord) -> dict[str, Any]:
     header["beams"] = [[beam.number, beam.parent, beam.id, beam.logprob, beam.fate] for beam in run.beams]
     header["moves"] = [list(astuple(move)) for move in run.moves]
     header |= run.origin.to_header()
+    if run.form is not None:
+        header["form"] = run.form._asdict()
     if run.pending:
         header["pending"] = run.pending
     header["forks"] = {str(position): count for position, count in run.forks.items()}
@@ -79,6 +82,7 @@ def from_header(kind: type[R], header: dict[str, Any], records: list[Token]) -> 
         moves=[Move(*move) for move in header.get("moves", ())],  # older files do not have it
         origin=origin_of(header),
         pending=header.get("pending", []),
+        form=AnswerForm(**header["form"]) if header.get("form") else None,  # only of models that think
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],
         tokens=records[prompt : prompt + made],

@@ -70,6 +70,7 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]  # what the model thought, if it did
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -135,8 +136,10 @@ class ChatChoices(Choices):
         return answer
 
     def choice(self, index: int, run: Run) -> ChatChoice:
-        content, calls = self._turn.parts(run)
+        thought, content, calls = self._turn.parts(run)
         message = AssistantMessage(role="assistant", content=content, refusal=None)
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message["content"] = content if content.strip() else None
             message["tool_calls"] = calls
@@ -153,14 +156,17 @@ class ChatChoices(Choices):
         return super().begin(runs) + b"".join(self.chunk(index, delta=start) for index in range(len(runs)))
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        text = self._stream(index).add(token)
-        if not text and not self._logprobs:
-            return b""
-        return self.chunk(index, self._shown([token]), delta={"content": text})
+        thought, text = self._stream(index).add(token)
+        shown = self._shown([token])
+        if not thought:
+            return self.chunk(index, shown, delta={"content": text}) if text or self._logprobs else b""
+        chunk = self.chunk(index, shown, delta={"reasoning_content": thought})
+        return chunk + self.chunk(index, delta={"content": text}) if text else chunk
 
     def end(self, index: int, run: Run) -> bytes:
-        rest, calls = self._stream(index).end(run)
-        last = self.chunk(index, delta={"content": rest}) if rest else b""
+        thought, rest, calls = self._stream(index).end(run)
+        last = self.chunk(index, delta={"reasoning_content": thought}) if thought else b""
+        last += self.chunk(index, delta={"content": rest}) if rest else b""
         for place, call in enumerate(calls):
             last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
         reason = "tool_calls" if calls else finish_reason(run)

@@ -77,8 +77,10 @@ class SearchChat(ChatChoices):
                 async for _ in rounds:
                     yield await self._report()
             won = self._won()
-            text = self.chunk(0, self._shown(won.tokens), delta={"content": self._turn.parts(won)[0]})
-            for place, call in enumerate(self._turn.parts(won)[1]):
+            thought, content, calls = self._turn.parts(won)
+            text = self.chunk(0, delta={"reasoning_content": thought}) if thought else b""
+            text += self.chunk(0, self._shown(won.tokens), delta={"content": content})
+            for place, call in enumerate(calls):
                 text += self.chunk(0, delta={"tool_calls": [{"index": place, **call}]})
             yield text
             choice = self.choice(0, won)

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from math import isnan
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NotRequired, TypeVar
 
 from fastapi import Request as HTTPRequest
 from pydantic import Field
@@ -281,11 +281,22 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class UsageAnswer(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: NotRequired[CompletionDetails]  # of models that think
+
+
+def thought_tokens(runs: Sequence[Run]) -> int:
+    """Returns how many tokens of runs are thoughts."""
+    thoughts = [span for run in runs if run.form for span in run.spans if span.kind == "thought"]
+    return sum(span.last - span.first for span in thoughts)
 
 
 def usage_of(runs: Sequence[Run], dropped: int = 0) -> UsageAnswer:
@@ -295,7 +306,7 @@ def usage_of(runs: Sequence[Run], dropped: int = 0) -> UsageAnswer:
     # What another engine did not report counts as none: clients expect numbers.
     prompt = sum(run.usage.prompt_tokens or 0 for run in prompts)
     answer = sum(run.usage.completion_tokens or 0 for run in runs) - dropped
-    return UsageAnswer(
+    usage = UsageAnswer(
         prompt_tokens=prompt,
         completion_tokens=answer,
         total_tokens=prompt + answer,
@@ -303,6 +314,9 @@ def usage_of(runs: Sequence[Run], dropped: int = 0) -> UsageAnswer:
             cached_tokens=sum(run.usage.cached_tokens or 0 for run in prompts)
         ),
     )
+    if any(run.form for run in runs):
+        usage["completion_tokens_details"] = CompletionDetails(reasoning_tokens=thought_tokens(runs))
+    return usage
 
 
 class PromptLogprob(TypedDict):

@@ -26,6 +26,7 @@ from glassloop.server.openai.responses import (
     call_item,
     incomplete_details,
     message_item,
+    reasoning_item,
     response_status,
     text_part,
     usage_shape,
@@ -112,6 +113,8 @@ def _output(service: Service, run: Run, status: str, with_logprobs: bool) -> lis
     if text.strip() or not items:
         item_status = "completed" if status == "completed" else "incomplete"
         items.insert(0, message_item(run.id, item_status, [text_part(text, logprobs)]))
+    if run.form is not None and run.thoughts:
+        items.insert(0, reasoning_item(run.id, run.thoughts))
     return items
 
 

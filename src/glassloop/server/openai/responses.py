@@ -37,6 +37,7 @@ from glassloop.server.openai.generation import (
     add_top_logprobs,
     finish_reason,
     respond,
+    thought_tokens,
     token_logprob,
 )
 from glassloop.server.openai.tool_calls import FunctionName, NamedTool, ToolCall
@@ -45,6 +46,7 @@ from glassloop.server.sampling_options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
+REASONING = "rs_"  # before the id of a run: the item of its thoughts
 
 
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -90,12 +92,18 @@ class FunctionCallOutput(InputItem):
 
 
 class Reasoning(InputItem):
-    """What another model has thought. It is ignored."""
+    """What the model has thought, for templates that write it."""
 
     type: Literal["reasoning"]
     summary: many(Any, MOST_PARTS) | None = None  # type: ignore[valid-type]
     content: many(Any, MOST_PARTS) | None = None  # type: ignore[valid-type]
     encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The thoughts as one text, None if the item has none."""
+        parts = [each.get("text") for each in self.content or () if isinstance(each, dict)]
+        return "".join(part for part in parts if isinstance(part, str)) or None
 
 
 def _kind_of_item(value: Any) -> str:
@@ -258,6 +266,8 @@ class _Response(Generation):
         self._created = int(time.time())
         self._sequence_number = -1
         self._place = {"item_id": f"{MESSAGE}{self._run_id}", "output_index": 0, "content_index": 0}
+        self._thoughts = {"item_id": f"{REASONING}{self._run_id}", "output_index": 0, "content_index": 0}
+        self._has_thought = False  # the events of the reasoning
         self._stream = self._turn.stream()
         self._has_begun = False  # the events of the message
 
@@ -269,7 +279,8 @@ class _Response(Generation):
     def begin(self, runs: list[Run]) -> bytes:
         started = self._event("response.created", response=self._response(None))
         started += self._event("response.in_progress", response=self._response(None))
-        return started if self._turn.tools else started + self._begin_message()
+        later = self._turn.tools or self.runs[0].form  # there may be no text, or thoughts before it
+        return started if later else started + self._begin_message()
 
     def _begin_message(self) -> bytes:
         """Returns the events before the first text. With tools there may be no text at all."""
@@ -277,17 +288,40 @@ class _Response(Generation):
             return b""
         self._has_begun = True
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        added = self._event("response.output_item.added", output_index=0, item=self._message(None))
+        place = self._place["output_index"] = int(self._has_thought)
+        added = self._event("response.output_item.added", output_index=place, item=self._message(None))
         return added + self._event("response.content_part.added", part=empty, **self._place)
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        text = self._stream.add(token)
-        logprobs = self._logprobs([token]) if self._turn.tools is None or text else []
-        return self._begin_message() + self._delta(text, logprobs) if text or logprobs else b""
+        thought, text = self._stream.add(token)
+        events = self._think(thought) if thought else b""
+        plain = self._turn.tools is None and run.form is None
+        logprobs = self._logprobs([token]) if plain or text else []
+        return events + self._begin_message() + self._delta(text, logprobs) if text or logprobs else events
 
     def end(self, index: int, run: Run) -> bytes:
-        rest, _ = self._stream.end(run)
-        return self._begin_message() + self._delta(rest, []) if rest else b""
+        thought, rest, _ = self._stream.end(run)
+        events = self._think(thought) if thought else b""
+        return events + self._begin_message() + self._delta(rest, []) if rest else events
+
+    def _think(self, thought: str) -> bytes:
+        """Returns the events of a piece of the thoughts."""
+        events = b""
+        if not self._has_thought:
+            self._has_thought = True
+            item = {**reasoning_item(self._run_id, ""), "content": [], "status": "in_progress"}
+            events += self._event("response.output_item.added", output_index=0, item=item)
+            empty = {"type": "reasoning_text", "text": ""}
+            events += self._event("response.content_part.added", part=empty, **self._thoughts)
+        return events + self._event("response.reasoning_text.delta", delta=thought, **self._thoughts)
+
+    def _thought_done(self, item: dict[str, Any]) -> bytes:
+        (part,) = item["content"]
+        return (
+            self._event("response.reasoning_text.done", text=part["text"], **self._thoughts)
+            + self._event("response.content_part.done", part=part, **self._thoughts)
+            + self._event("response.output_item.done", output_index=0, item=item)
+        )
 
     async def finish(self) -> bytes:
         return await self.service.threads.render(self.runs, self._finish)
@@ -297,7 +331,12 @@ class _Response(Generation):
         response = self._response(run)
         events = b""
         for place, item in enumerate(response["output"]):
-            events += self._message_done(run, item) if item["type"] == "message" else self._call(place, item)
+            if item["type"] == "reasoning":
+                events += self._thought_done(item)
+            else:
+                events += (
+                    self._message_done(run, item) if item["type"] == "message" else self._call(place, item)
+                )
         return events + self._event(f"response.{response['status']}", response=response)
 
     def _message_done(self, run: Run, item: dict[str, Any]) -> bytes:
@@ -307,7 +346,7 @@ class _Response(Generation):
             self._begin_message()
             + self._event("response.output_text.done", **text, **self._place)
             + self._event("response.content_part.done", part=part, **self._place)
-            + self._event("response.output_item.done", output_index=0, item=item)
+            + self._event("response.output_item.done", output_index=self._place["output_index"], item=item)
         )
 
     def _call(self, place: int, item: dict[str, Any]) -> bytes:
@@ -367,13 +406,15 @@ class _Response(Generation):
         )
 
     def _output(self, run: Run) -> list[dict[str, Any]]:
-        """Returns the items of an answer: the message, unless there are only calls, and the calls."""
-        text, calls = self._turn.parts(run)
-        made = [self._message(run)] if text.strip() or self._has_begun or not calls else []
-        return made + list(map(call_item, calls))
+        """Returns the items of an answer: thoughts, the message, unless there are only calls, and calls."""
+        thought, text, calls = self._turn.parts(run)
+        items = [reasoning_item(self._run_id, thought)] if thought else []
+        if text.strip() or self._has_begun or not calls:
+            items.append(self._message(run))
+        return items + list(map(call_item, calls))
 
     def _message(self, run: Run | None) -> dict[str, Any]:
-        content = [] if run is None else [text_part(self._turn.parts(run)[0], self._logprobs(run.tokens))]
+        content = [] if run is None else [text_part(self._turn.parts(run).text, self._logprobs(run.tokens))]
         return message_item(self._run_id, response_status(run), content)
 
     def _logprobs(self, tokens: list[Token]) -> list[TokenLogprob]:
@@ -400,9 +441,14 @@ def _conversation(items: Sequence[InputItem]) -> list[Message]:
     """Returns items of the input as messages. Calls that follow each other, or a text of the assistant, are
     one message."""
     messages: list[Message] = []
+    thought: str | None = None  # of the next message by the assistant
     for each in items:
         if isinstance(each, InputMessage):
             messages.append(Message(role=each.role, content=each.content))
+            if each.role == "assistant":
+                messages[-1].reasoning_content, thought = thought, None
+        elif isinstance(each, Reasoning):
+            thought = each.text
         elif isinstance(each, FunctionCall):
             call = {
                 "id": each.call_id,
@@ -410,7 +456,8 @@ def _conversation(items: Sequence[InputItem]) -> list[Message]:
                 "function": {"name": each.name, "arguments": each.arguments},
             }
             if not messages or messages[-1].role != "assistant":
-                messages.append(Message(role="assistant"))
+                messages.append(Message(role="assistant", reasoning_content=thought))
+                thought = None
             messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
         elif isinstance(each, FunctionCallOutput):
             messages.append(Message(role="tool", tool_call_id=each.call_id, content=each.output))
@@ -460,6 +507,16 @@ def message_item(run_id: str, status: str, content: list[dict[str, Any]]) -> dic
     }
 
 
+def reasoning_item(run_id: str, thought: str) -> dict[str, Any]:
+    return {
+        "id": f"{REASONING}{run_id}",
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": thought}],
+        "status": "completed",
+    }
+
+
 def text_part(text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
@@ -483,6 +540,6 @@ def usage_shape(run: Run) -> dict[str, Any]:
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": prompt - cached},
         "output_tokens": answer,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought_tokens([run])},
         "total_tokens": prompt + answer,
     }

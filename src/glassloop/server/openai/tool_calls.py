@@ -152,10 +152,10 @@ class ToolUse:
             parts.append(f"<[{token}]>" if is_special else json.dumps(part, ensure_ascii=False))
         return " ".join(parts)
 
-    def split(self, run: Run, whole: bool) -> tuple[str, list[ToolCall]]:
+    def split(self, run: Run, text: str, whole: bool) -> tuple[str, list[ToolCall]]:
         """Returns the text and the tool calls of an answer. One that is not whole, since it was cut off, is
         all text."""
-        return _split(run, self._form, self._most) if whole else (run.text, [])
+        return _split(run, text, self._form, self._most) if whole else (text, [])
 
     def stream(self) -> CallStream:
         return CallStream(self._form, self.demanded)
@@ -179,15 +179,15 @@ def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[ToolCall]]
     """Returns the text and the tool calls of a recorded answer. The record has no tools; that it had some is
     known by the grammar of their calls."""
     if not _HAS_CALLS.search(run.sampling.grammar or "") or tokenizer.chat_template is None:
-        return run.text, []
+        return run.answer, []
     if run.finish_reason not in ("stop", "repetition"):  # it was cut off
-        return run.text, []
-    return _split(run, form_of(tokenizer.chat_template) or PLAIN)
+        return run.answer, []
+    return _split(run, run.answer, form_of(tokenizer.chat_template) or PLAIN)
 
 
-def _split(run: Run, form: CallForm, most: int | None = None) -> tuple[str, list[ToolCall]]:
+def _split(run: Run, text: str, form: CallForm, most: int | None = None) -> tuple[str, list[ToolCall]]:
     """Returns the text and the tool calls of an answer that is whole."""
-    content, functions = find_calls(run.text, form)
+    content, functions = find_calls(text, form)
     return content, [
         ToolCall(id=f"call_{run.id}_{place}", type="function", function=function)
         for place, function in enumerate(functions[:most])

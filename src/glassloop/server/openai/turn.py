@@ -7,13 +7,30 @@ asks for a turn, and writes its parts in shapes of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from glassloop.record.run import Run
+from glassloop.record.run_record import BETWEEN_THOUGHTS
 from glassloop.record.token import Token
 from glassloop.server.openai.conversation import Message, Tool, as_recorded, encode_messages
 from glassloop.server.openai.tool_calls import NamedTool, ToolCall, build, tools_in_use
 from glassloop.server.service import Service
+from glassloop.text.answer_form import AnswerReader, Part
+
+
+class TurnParts(NamedTuple):
+    """The parts of an answer: what the model has thought, the text that it answers with, and tool calls."""
+
+    thought: str
+    text: str
+    calls: list[ToolCall]
+
+
+class TurnDelta(NamedTuple):
+    """What a token adds to the parts of an answer."""
+
+    thought: str
+    text: str
 
 
 class AssistantTurn:
@@ -44,11 +61,13 @@ class AssistantTurn:
         self.sampling, compiled = build(service, {"max_tokens": room, **options}, self.tools)
         self.request = service.prepare(ids, self.sampling, compiled, as_recorded(messages))
 
-    def parts(self, run: Run) -> tuple[str, list[ToolCall]]:
-        """Returns the text and the tool calls of an answer that has ended."""
+    def parts(self, run: Run) -> TurnParts:
+        """Returns the parts of an answer that has ended."""
+        thought, text = (run.thoughts, run.answer) if run.form else ("", run.text)
         if self.tools is None:
-            return run.text, []
-        return self.tools.split(run, whole=run.finish_reason in ("stop", "repetition"))
+            return TurnParts(thought, text, [])
+        text, calls = self.tools.split(run, text, whole=run.finish_reason in ("stop", "repetition"))
+        return TurnParts(thought, text, calls)
 
     def stream(self) -> TurnStream:
         return TurnStream(self)
@@ -59,15 +78,30 @@ class TurnStream:
 
     def __init__(self, turn: AssistantTurn) -> None:
         self._turn = turn
+        self._reader = AnswerReader(turn.request.runs[0].form)
         self._calls = None if turn.tools is None else turn.tools.stream()
+        self._has_thought = False
 
-    def add(self, token: Token) -> str:
-        """Returns the text that can be sent now: what may be the beginning of a call is held back."""
-        return token.text if self._calls is None else self._calls.add(token.text)
+    def add(self, token: Token) -> TurnDelta:
+        """Returns what can be sent now. What may be a mark, or the beginning of a call, is held back."""
+        return self._delta(self._reader.feed(token.text))
 
-    def end(self, run: Run) -> tuple[str, list[ToolCall]]:
-        """Returns the text that was held back, and the calls."""
+    def end(self, run: Run) -> TurnParts:
+        """Returns what was held back, and the calls."""
+        rest = self._delta([*self._reader.feed(run.tail), *self._reader.flush()])
         if self._calls is None:
-            return run.tail, []
-        text, calls = self._turn.parts(run)
-        return text[self._calls.sent :], calls
+            return TurnParts(rest.thought, rest.text, [])
+        _, text, calls = self._turn.parts(run)
+        sent = self._calls.sent - len(rest.text)
+        return TurnParts(rest.thought, text[sent:], calls)
+
+    def _delta(self, parts: Sequence[Part]) -> TurnDelta:
+        thought = text = ""
+        for part in parts:
+            if part.kind == "answer":
+                text += part.text if self._calls is None else self._calls.add(part.text)
+            else:
+                thought += BETWEEN_THOUGHTS if part.begins and self._has_thought else ""
+                thought += part.text
+                self._has_thought = True
+        return TurnDelta(thought, text)
