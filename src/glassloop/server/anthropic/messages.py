@@ -107,7 +107,7 @@ class _Message(Generation):
         self._stream = self._turn.stream()
         self._space = ""  # white space at the beginning, held back where it may come before a call
         self._blocks = 0  # that have begun
-        self._in_text = False  # the last of them is a text that goes on
+        self._in_text = self._in_thought = False  # the last of them is one that goes on
         self._has_begun = False
 
     def headers(self, runs: list[Run]) -> dict[str, str]:
@@ -115,8 +115,8 @@ class _Message(Generation):
 
     def answer(self, runs: list[Run]) -> MessageAnswer:
         (run,) = runs
-        text, calls = self._turn.parts(run)
-        content: list[dict[str, Any]] = []
+        thought, text, calls = self._turn.parts(run)
+        content: list[dict[str, Any]] = [_thinking_block(thought)] if thought else []
         if text.strip() or (text and not calls):
             content.append({"type": "text", "text": text, "citations": None})
         content += [_call_block(call, from_json(call["function"]["arguments"])) for call in calls]
@@ -161,11 +161,12 @@ class _Message(Generation):
         return _event("message_start", message=started) + _PING
 
     def token(self, index: int, run: Run, token: Token) -> bytes:
-        return self._begin(run) + self._text(self._stream.add(token))
+        thought, text = self._stream.add(token)
+        return self._begin(run) + self._think(thought) + self._text(text)
 
     def end(self, index: int, run: Run) -> bytes:
-        rest, calls = self._stream.end(run)
-        events = self._begin(run) + self._text(rest)
+        thought, rest, calls = self._stream.end(run)
+        events = self._begin(run) + self._think(thought) + self._text(rest)
         if self._space and not calls:
             events += self._delta(self._space)
         events += self._end_text()
@@ -185,6 +186,14 @@ class _Message(Generation):
     def still_here(self) -> bytes:
         return _PING if self._has_begun else STILL_HERE
 
+    def _think(self, thought: str) -> bytes:
+        """Returns the events for a part of the thoughts."""
+        if not thought:
+            return b""
+        begun = b"" if self._in_thought else self._block(_thinking_block(""))
+        self._in_thought = True
+        return begun + self._block_delta({"type": "thinking_delta", "thinking": thought})
+
     def _text(self, text: str) -> bytes:
         if not text:
             return b""
@@ -199,13 +208,16 @@ class _Message(Generation):
         """Returns the events for a part of the text."""
         begun = b""
         if not self._in_text:
+            begun = self._end_text()
             self._in_text = True
-            begun = self._block({"type": "text", "text": "", "citations": None})
+            begun += self._block({"type": "text", "text": "", "citations": None})
         return begun + self._block_delta({"type": "text_delta", "text": text})
 
     def _end_text(self) -> bytes:
-        was_in_text, self._in_text = self._in_text, False
-        return self._block_stop() if was_in_text else b""
+        """Returns the event that ends a text or thoughts, if there is one that goes on."""
+        was_open = self._in_text or self._in_thought
+        self._in_text = self._in_thought = False
+        return self._block_stop() if was_open else b""
 
     def _call(self, call: ToolCall) -> bytes:
         arguments = {"type": "input_json_delta", "partial_json": call["function"]["arguments"]}
@@ -227,6 +239,10 @@ def _event(kind: str, **details: Any) -> bytes:
 
 
 _PING = _event("ping")
+
+
+def _thinking_block(thought: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thought, "signature": ""}
 
 
 def _call_block(call: ToolCall, arguments: Any) -> dict[str, Any]:
