@@ -27,7 +27,7 @@ from glassloop.server.operation.workers import Workers
 from glassloop.server.runs.index import RunIndex
 from glassloop.server.runs.state import Event, Hub, TreeState
 from glassloop.server.service import Service
-from glassloop.server.studio import runs as routes
+from glassloop.server.studio import run_events as routes
 from glassloop.server.studio.edits import InfillBody, RepairBody
 from glassloop.server.studio.runs import StartBody, TextForkBody
 from glassloop.server.thread_work import is_constrained

@@ -16,6 +16,7 @@ from glassloop.server.studio import (
     edits,
     import_export,
     inspection,
+    run_events,
     runs,
     searches,
     static_pages,
@@ -25,7 +26,7 @@ from glassloop.server.studio import (
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
 _PARTS = (
     *(chat, completions, responses, kept_responses, messages, embeddings, models, tokens),
-    *(inspection, import_export, runs, searches, edits, diffusions),
+    *(inspection, import_export, runs, run_events, searches, edits, diffusions),
     *(health, training, static_pages),
 )
 

@@ -132,12 +132,7 @@ class DeviceChooser:
         size, count, pieces = native.found_bytes(width), len(lines), len(packed)
         # The memory of the host is that of every second call: the device may still read or write the other.
         self._turn = 1 - self._turn
-        length = packed.size + len(edits) // 8
-        wanted = self._array("lines", length, torch.int64)
-        host = self._array(f"host lines {self._turn}", length, torch.int64, on_host=True)
-        host.numpy()[: packed.size] = packed.ravel()
-        host.numpy()[packed.size :] = np.frombuffer(edits, np.int64)
-        self._upload(wanted, host, beside)
+        wanted = self._lines_on_device(packed, edits, beside)
         tokens_at = -(-pieces * size // 64) * 64  # kernels are compiled once more for other alignments
         found = self._array("found", tokens_at // 8 + (count + 1) // 2, torch.float64)
         predicted = found.view(torch.int32)[tokens_at // 4 :][:count]
@@ -201,6 +196,18 @@ class DeviceChooser:
         return DeviceChoices(
             rows, lines, asked, predicted, view[: pieces * size].reshape(pieces, size), tokens, self._done
         )
+
+    def _lines_on_device(
+        self, packed: NDArray[np.int64], edits: bytes, beside: torch.cuda.Stream | None
+    ) -> torch.Tensor:
+        """Returns packed lines, and after them their edits, on the device."""
+        length = packed.size + len(edits) // 8
+        lines = self._array("lines", length, torch.int64)
+        host = self._array(f"host lines {self._turn}", length, torch.int64, on_host=True)
+        host.numpy()[: packed.size] = packed.ravel()
+        host.numpy()[packed.size :] = np.frombuffer(edits, np.int64)
+        self._upload(lines, host, beside)
+        return lines
 
     def _find(
         self,

@@ -20,7 +20,8 @@ from glassloop.server.http.streaming import JSON, STREAMED, EventStream, api_ans
 from glassloop.server.openai.generation import run_headers
 from glassloop.server.runs.state import RunState
 from glassloop.server.service import Service
-from glassloop.server.studio.runs import Id, PromptBody, event_chunks, requests_of
+from glassloop.server.studio.run_events import event_chunks
+from glassloop.server.studio.runs import Id, PromptBody, requests_of
 from glassloop.server.studio.summaries import Summary, summary
 from glassloop.server.studio.whole_runs import frames_of
 

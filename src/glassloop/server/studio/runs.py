@@ -1,14 +1,11 @@
-"""`/api/runs` and `/api/trees`: starting, following, forking and removing runs. docs/server.md has every
-shape."""
+"""`/api/runs`: starting, listing, forking and removing runs. docs/server.md has every shape."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from math import inf
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
@@ -21,27 +18,20 @@ from glassloop.server.diffusion_options import DiffusionOptions, diffused
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.body_fields import Ids, Name, Whole, many
 from glassloop.server.http.clients import client_of
-from glassloop.server.http.errors import ERRORS, invalid, too_many
+from glassloop.server.http.errors import ERRORS, invalid
 from glassloop.server.http.streaming import (
     JSON,
-    KEEP_ALIVE,
-    STILL_HERE,
-    STREAMED,
-    EventStream,
-    event,
     unless_gone,
 )
 from glassloop.server.openai.conversation import Messages, as_recorded, encode_messages
 from glassloop.server.runs.control import check_paused
-from glassloop.server.runs.state import RunState, TreeState
+from glassloop.server.runs.state import RunState
 from glassloop.server.sampling_options import Body, SamplingOptions, make_sampling, options_of
 from glassloop.server.service import Service
 from glassloop.server.studio.summaries import BriefList, RunList, Runs, Summary, run_list, summary
-from glassloop.server.studio.whole_runs import WholeRun, event_shape, whole_run
+from glassloop.server.studio.whole_runs import WholeRun, whole_run
 
 Id = Annotated[str, Path(max_length=64), AfterValidator(run_id)]  # of a run, or of an answer
-_AT_ONCE = 16  # events of a log that are sent without a break
-_QUIET = 600.0  # seconds after which the stream of a tree that is not computed ends
 TokenCount = Annotated[int | None, Field(ge=1, le=1_000_000)]
 
 
@@ -137,35 +127,6 @@ def router(service: Service) -> APIRouter:
         await service.control.remove(id)
         return Response(status_code=204)
 
-    @routes.get("/runs/{id}/events", response_class=Response, responses=STREAMED)
-    async def run_events(
-        id: Id,
-        request: Request,
-        after: Annotated[int | None, Query(ge=0)] = None,
-        last_event_id: Annotated[str | None, Header()] = None,
-    ) -> Response:
-        state = await service.runs.get(id)
-
-        def over() -> bool:
-            return state.request is None
-
-        return _event_stream(service, request, state.tree, _after(after, last_event_id), over, state)
-
-    @routes.get("/trees/{id}/events", response_class=Response, responses=STREAMED)
-    async def tree_events(
-        id: Id,
-        request: Request,
-        after: Annotated[int | None, Query(ge=0)] = None,
-        close: bool = False,
-        last_event_id: Annotated[str | None, Header()] = None,
-    ) -> Response:
-        tree = await service.runs.tree(id)
-
-        def over() -> bool:
-            return not tree.states or ((close or service.draining) and not tree.busy)
-
-        return _event_stream(service, request, tree, _after(after, last_event_id), over)
-
     @routes.post("/runs/{id}/fork", response_model=Runs, status_code=201)
     async def fork(id: Id, request: Request, body: ForkBody) -> Response:
         state = await service.runs.get(id)
@@ -252,56 +213,3 @@ async def _fork(
 
     forked = await service.threads.prepare(request, body, prepare)
     return service.control.start([forked], state.tree, limit=body.pause_after)
-
-
-# ── streams of events ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _event_stream(
-    service: Service,
-    request: Request,
-    tree: TreeState,
-    after: int,
-    over: Callable[[], bool],
-    only: RunState | None = None,
-) -> Response:
-    """Returns the events of a tree, or of one of its runs, as a stream. It stays open for long, so the number
-    of such streams is bounded, and each client has a share of them."""
-    client, places = client_of(request), service.followers
-    if not places.take(client):
-        message = f"too many streams of events are open; at most {places.most} are expected, half of them"
-        raise too_many(f"{message} for one client", "too_many_followers")
-    chunks = event_chunks(service, tree, after, over, only, quiet=_QUIET)
-    return EventStream(chunks, release=lambda: places.give_back(client))
-
-
-async def event_chunks(
-    service: Service,
-    tree: TreeState,
-    after: int,
-    over: Callable[[], bool],
-    only: RunState | None = None,
-    quiet: float = inf,
-) -> AsyncGenerator[bytes, None]:
-    """Yields the events of a tree, or of one of its runs, as they are sent. They end when nothing of the tree
-    has been computed for `quiet` seconds; a client that follows it further asks for what comes then."""
-    left, at_once = quiet, 0
-    async for number, each in tree.follow(after, over, KEEP_ALIVE):
-        left = left - KEEP_ALIVE if each is None and not tree.busy else quiet
-        if each is None:
-            if left <= 0:
-                return
-            yield STILL_HERE
-        elif only is None or each.state is only:
-            yield event(each.kind, event_shape(service, number, each), number)
-        at_once += 1
-        if at_once % _AT_ONCE == 0:
-            await asyncio.sleep(0)  # a client that reads quickly must not hold up others with a long log
-
-
-def _after(after: int | None, last_event_id: str | None) -> int:
-    """Returns the number of the last event that the client has. A browser that reconnects sends it in the
-    header; the query is for clients that cannot set one."""
-    if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
-        return int(last_event_id[:18])
-    return after or 0
