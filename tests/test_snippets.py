@@ -55,7 +55,7 @@ NOT_RUN = (
         "it needs the id of an answer, or a server on another machine; test_newcomer has both",
     ),
     (
-        r".*(Phi-3-mini|\./folder|/backup/|python3 -m venv|podman |install -|systemctl|\(umask)",
+        r".*(falcon-7b|\./folder|/backup/|python3 -m venv|podman |install -|systemctl|\(umask)",
         "it needs files or rights that are not here; tests/test_deploy.py and tests/cli have them",
     ),
     (r".*--plugin mine\.py", "its file is the block above it; tests/search has such plugins"),

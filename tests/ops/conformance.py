@@ -26,7 +26,7 @@ import numpy as np
 from glassloop.ops import NAMES, choose_ops
 from glassloop.ops.batch import PAGE, Batch, pages_for
 from glassloop.ops.kv_cache import CacheSpec
-from glassloop.ops.protocol import Array, Ops
+from glassloop.ops.protocol import Array, Ops, QueryGrowth
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
@@ -321,6 +321,8 @@ def _attention() -> Iterator[Case]:
         whole: bool = False,
         values: bool = False,
         again: bool = False,
+        growth: QueryGrowth | None = None,
+        turned_first: bool = False,
     ) -> Case:
         frequencies = (10.0 ** -np.arange(6)).astype(np.float32)  # of 12 of the 16 dimensions
 
@@ -330,13 +332,16 @@ def _attention() -> Iterator[Case]:
             if whole:
                 q = ops.rms_norm(q, weights["whole"], 1e-5)
             q, k, v = (ops.split_heads(each, heads if each is q else 2) for each in (q, k, v))
-            if norm:
+            if norm and not turned_first:
                 q, k = (ops.rms_norm(each, weights["norm"], 1e-5) for each in (q, k))
             if values:
                 v = ops.rms_norm(v, weights["norm"], 1e-5)
             if rope:
                 angles = ops.angles(batch.positions, frequencies, 1.0)
-                q, k = ops.rotate(q, angles), ops.rotate(k, angles)
+                grown = ops.angles(batch.positions, frequencies, 1.0, growth) if growth else angles
+                q, k = ops.rotate(q, grown), ops.rotate(k, angles)
+            if turned_first:
+                q, k = (ops.rms_norm(each, weights["norm"], 1e-5) for each in (q, k))
             about = 0.25, window, softcap, weights["sinks"] if sinks is not None else None
             mixed = ops.attention(q, k, v, batch, pages, (0, 0), *about)
             if again:  # another layer over the same keys
@@ -375,6 +380,8 @@ def _attention() -> Iterator[Case]:
     yield case("with norms of queries and keys", ((0, 20),), norm=True)
     yield case("with a norm of values", ((0, 20),), values=True)
     yield case("with a norm of whole rows of queries", ((0, 20),), whole=True)
+    yield case("with norms after the rotation", ((0, 20),), turned_first=True)
+    yield case("with queries that grow", ((0, 50),), growth=QueryGrowth(0.3, 7))
     yield case("over the keys of another layer", ((0, 37), (0, 2)), again=True)
     for size in (0.0, 1.0, 100.0):
         yield case(f"with sinks of about {size:g}", ((0, 40), (0, 3)), sinks=size)

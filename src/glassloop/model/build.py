@@ -18,6 +18,14 @@ from glassloop.model.rope import Rope
 Reach = tuple[int | None, Rope | None]  # a layer's window, and its rotary positions
 
 
+class Factors(NamedTuple):
+    """What files multiply with."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
 class LayerSizes(NamedTuple):
     """What may differ in size between the layers of a model."""
 
@@ -38,6 +46,7 @@ def build_config(
     context: int,
     tied: bool,
     logit_softcap: float | None,
+    factors: Factors = Factors(),  # it cannot change
     mask_token: int | None = None,
 ) -> ModelConfig:
     if sizes is None:
@@ -49,6 +58,8 @@ def build_config(
             feed_forward,
             norm,
             family.norm_place,
+            family.parallel,
+            factors.residual,
         )
         for (window, rope), size, feed_forward in set(kinds)
     }
@@ -61,9 +72,10 @@ def build_config(
         final_norm=norm if family.final_norm else None,
         positions=family.positions,
         position_offset=family.position_offset,
-        embedding_scale=dim**0.5 if family.scaled_embedding else 1.0,
+        embedding_scale=dim**0.5 if family.scaled_embedding else factors.embedding,
         tied=tied,
         logit_softcap=logit_softcap,
+        logit_scale=1 / factors.logits if family.logit_divisor else factors.logits,
         mask_token=mask_token,
         masks_shifted=family.masked == "next",
     )

@@ -8,12 +8,13 @@ checks its own numbers, so that a config that lies is refused before anything is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from glassloop.model.rope import Rope
-from glassloop.ops.kv_cache import CacheSpec
-from glassloop.ops.protocol import Activation
+from glassloop.model.rope import PartScaling, Rope
+from glassloop.ops.kv_cache import CacheSpec, Place
+from glassloop.ops.protocol import Activation, QueryGrowth
 from glassloop.ops.routing import PLAIN_GATING, Gating, Routing
 
 # Far above any model that exists, far below what would hang or exhaust a machine.
@@ -51,9 +52,10 @@ class _Checked:
 class NormConfig(_Checked):
     eps: float
     kind: Literal["rms", "layer"] = "rms"
+    bias: bool = True  # of a layer norm
 
     def shapes(self, name: str, dim: int) -> Shapes:
-        parts = ("weight", "bias") if self.kind == "layer" else ("weight",)
+        parts = ("weight", "bias") if self.kind == "layer" and self.bias else ("weight",)
         return {f"{name}.{part}": (dim,) for part in parts}
 
 
@@ -67,7 +69,13 @@ class AttentionConfig(_Checked):
     scale: float
     window: int | None = None  # how many positions a token sees, its own included; None: all
     rope: Rope | None = None  # None: positions do not turn queries and keys
+    growth: QueryGrowth | None = None  # of the queries, with their position
     qk_norm: NormConfig | None = None
+    qk_norm_of: Literal["heads", "rows"] = "heads"  # rows: one norm over all heads of a token
+    qk_norm_last: bool = False  # after the rotation
+    v_norm: bool = False  # of each head of the values, by `qk_norm` without a weight
+    value_is_key: bool = False  # values are what keys are before their norm
+    kv_from: int | None = None  # the layer whose keys and values this one reads; None: its own
     qkv_bias: bool = False
     out_bias: bool = False
     softcap: float | None = None
@@ -79,11 +87,22 @@ class AttentionConfig(_Checked):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads is {self.heads}, not a multiple of kv_heads {self.kv_heads}")
         rope = self.rope
+        if self.growth is not None and rope is not None and rope.dim != self.head_dim:
+            raise ValueError(
+                f"rope turns {rope.dim} of {self.head_dim} dims; all are expected if queries grow"
+            )
         if rope is not None and (rope.dim % 2 or not 0 < rope.dim <= self.head_dim or rope.base <= 1):
             raise ValueError(
                 f"rope turns {rope.dim} of {self.head_dim} dims with base {rope.base}; an even number within"
                 " the head and a base above 1 are expected"
             )
+
+    @property
+    def query_rope(self) -> Rope | None:
+        """How queries turn, and grow with their position."""
+        if self.growth is None:
+            return self.rope
+        return (self.rope or Rope(10_000.0, self.head_dim, PartScaling(0)))._replace(growth=self.growth)
 
     @property
     def cache(self) -> CacheSpec:
@@ -92,13 +111,16 @@ class AttentionConfig(_Checked):
 
     def shapes(self, dim: int) -> Shapes:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        whole = self.qk_norm_of == "rows"
         shapes = _linear("q", q, dim, self.qkv_bias)
-        shapes |= _linear("k", kv, dim, self.qkv_bias)
-        shapes |= _linear("v", kv, dim, self.qkv_bias)
+        if self.kv_from is None:
+            shapes |= _linear("k", kv, dim, self.qkv_bias)
+            shapes |= {} if self.value_is_key else _linear("v", kv, dim, self.qkv_bias)
         shapes |= _linear("o", dim, q, self.out_bias)
         if self.qk_norm is not None:
-            shapes |= self.qk_norm.shapes("q_norm", self.head_dim)
-            shapes |= self.qk_norm.shapes("k_norm", self.head_dim)
+            shapes |= self.qk_norm.shapes("q_norm", q if whole else self.head_dim)
+        if self.qk_norm is not None and self.kv_from is None:
+            shapes |= self.qk_norm.shapes("k_norm", kv if whole else self.head_dim)
         if self.output_gate:
             shapes |= _linear("out_gate", q, dim, self.qkv_bias)
         if self.sinks:
@@ -158,8 +180,9 @@ class ExpertsConfig(_Checked):
 
 Mixer = AttentionConfig
 FeedForward = DenseConfig | ExpertsConfig
-# pre: of what goes into a sublayer. post: of the sum after it. sandwich: of its input and of its output.
-NormPlace = Literal["pre", "post", "sandwich"]
+# pre: of what goes into a sublayer. post: of the sum after it. output: of what a sublayer returns.
+# sandwich: of its input and of its output.
+NormPlace = Literal["pre", "post", "output", "sandwich"]
 
 
 @dataclass(frozen=True)
@@ -168,14 +191,25 @@ class LayerConfig:
     feed_forward: FeedForward
     norm: NormConfig
     norm_place: NormPlace = "pre"
+    parallel: bool = False  # mixer and feed-forward read the same norm, and both are added
+    residual_scale: float = 1.0  # of what a sublayer adds
+    stream_scale: bool = False  # the residual stream is multiplied by a number at the end of the layer
+
+    def __post_init__(self) -> None:
+        if self.parallel and self.norm_place != "pre":
+            raise ValueError(f"norm_place is {self.norm_place!r}; 'pre' is expected of a parallel layer")
+        if not 0 < self.residual_scale < 1e9:
+            raise ValueError(f"residual_scale is {self.residual_scale}; a positive number is expected")
 
     def shapes(self, dim: int) -> Shapes:
         shapes = self._norms("attn", dim) | self.mixer.shapes(dim)
-        return shapes | self._norms("ffn", dim) | self.feed_forward.shapes(dim)
+        shapes |= {} if self.parallel else self._norms("ffn", dim)
+        shapes |= self.feed_forward.shapes(dim)
+        return shapes | ({"stream_scale.weight": (1,)} if self.stream_scale else {})
 
     def _norms(self, sublayer: str, dim: int) -> Shapes:
-        shapes = self.norm.shapes(f"{sublayer}_norm", dim)
-        if self.norm_place == "sandwich":
+        shapes = {} if self.norm_place == "output" else self.norm.shapes(f"{sublayer}_norm", dim)
+        if self.norm_place in ("output", "sandwich"):
             shapes |= self.norm.shapes(f"{sublayer}_post_norm", dim)
         return shapes
 
@@ -194,6 +228,7 @@ class ModelConfig(_Checked):
     embedding_scale: float = 1.0
     tied: bool = False  # the embedding is the language head too
     logit_softcap: float | None = None
+    logit_scale: float = 1.0
     # The token of a masked place, in a model that was trained on whole masked texts; its rows see everything.
     mask_token: int | None = None
     masks_shifted: bool = False  # the logits of its rows are about the next position, not about their own
@@ -204,10 +239,37 @@ class ModelConfig(_Checked):
             raise ValueError(f"mask_token is {self.mask_token}; 0 to {self.vocab_size - 1} is expected")
         if not 0 < len(self.layers) <= MOST_LAYERS:
             raise ValueError(f"layers is {len(self.layers)}; 1 to {MOST_LAYERS} is expected")
+        for index, layer in enumerate(self.layers):
+            self._check_shared(index, layer.mixer)
         positions = self.context + self.position_offset
         if self.positions == "sinusoidal" and positions * self.dim > _MOST_SINUSOIDS:
             most = max(_MOST_SINUSOIDS // self.dim - self.position_offset, 1)
             raise ValueError(f"context is {self.context}; 1 to {most} is expected for sinusoidal positions")
+
+    def _check_shared(self, index: int, mixer: Mixer) -> None:
+        """Raises if a layer reads keys and values that are not there, or not of its shape."""
+        source = mixer.kv_from
+        if source is None:
+            return
+        if not 0 <= source < index or self.layers[source].mixer.kv_from is not None:
+            raise ValueError(f"layer {index} reads the keys of layer {source}, which keeps none before it")
+        if self.layers[source].mixer.cache != mixer.cache:
+            raise ValueError(f"layer {index} reads the keys of layer {source}, whose heads or window differ")
+
+    @property
+    def caches(self) -> list[CacheSpec]:
+        """What each layer keeps that does not read the keys and values of another one."""
+        return [layer.mixer.cache for layer in self.layers if layer.mixer.kv_from is None]
+
+    def places_of_layers(self, places: Sequence[Place]) -> list[Place]:
+        """Returns the place of each layer's keys and values, and those beyond, given those of `caches` and
+        beyond."""
+        left = iter(places)
+        of_layers: list[Place] = []
+        for layer in self.layers:
+            source = layer.mixer.kv_from
+            of_layers.append(next(left) if source is None else of_layers[source])
+        return [*of_layers, *left]
 
     # The sizes of the first layer: in most models all layers are alike.
 

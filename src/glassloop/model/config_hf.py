@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glassloop.model.build import Reach, build_config, config_errors, reaches_of
+from glassloop.model.build import Factors, Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import (
     MOST_LAYERS,
     AttentionConfig,
@@ -18,10 +18,10 @@ from glassloop.model.config import (
 )
 from glassloop.model.config_experts import feed_forwards_from_json
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
-from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling
+from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling, long_scaling
 from glassloop.model.unsupported import experts_of, mixture_of_experts, unknown_family
 from glassloop.ops.exact import log_of
-from glassloop.ops.protocol import Activation
+from glassloop.ops.protocol import Activation, QueryGrowth
 from glassloop.util.fields import Fields
 from glassloop.util.shown import shown
 
@@ -37,7 +37,9 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
         raise fields.error("model_type", unknown_family(model_type))
     if (experts := experts_of(values)) and family.experts is None:
         raise fields.error(experts[0], mixture_of_experts(experts[1]))
-    fields = Fields(where, {**family.defaults, **{k: v for k, v in values.items() if v is not None}})
+    # A window of null says that there is none; any other null, that the default applies.
+    stated = {k: v for k, v in values.items() if v is not None or k == "sliding_window"}
+    fields = Fields(where, {**family.defaults, **stated})
     for key, accepted in family.only:
         if fields.get(key, accepted) != accepted:
             raise fields.error(key, f"is {shown(fields.get(key))}; only {accepted!r} is supported")
@@ -48,20 +50,23 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
     if keys["head_dim"] not in fields.values and dim % heads:
         raise fields.error(keys["heads"], f"is {heads}, which does not divide {keys['dim']} {dim}")
     head_dim = fields.whole(keys["head_dim"], dim // heads)
-    attention_bias = fields.flag("attention_bias", False)
     context = fields.whole(keys["context"])
     default_eps = 1e-5 if "n_embd" in keys.values() else 1e-6
     reaches = _reaches(fields, family, head_dim, context)
     with config_errors(where):
-        norm = NormConfig(family.norm_eps or fields.number(keys["norm_eps"], default_eps), family.norm)
+        eps = family.norm_eps or fields.number(keys["norm_eps"], default_eps)
+        norm = NormConfig(eps, family.norm, family.norm_bias)
         attention = AttentionConfig(
             heads,
             fields.whole(keys["kv_heads"], heads),
             head_dim,
-            scale=fields.number("query_pre_attn_scalar", head_dim) ** -0.5,
+            scale=_factor(fields, family, "scale", fields.number("query_pre_attn_scalar", head_dim) ** -0.5),
+            growth=_growth(fields),
             qk_norm=norm if family.qk_norm else None,
-            qkv_bias=family.qkv_bias or attention_bias,
-            out_bias=family.other_biases or attention_bias,
+            qk_norm_of=family.qk_norm_of,
+            qk_norm_last=family.qk_norm_last,
+            qkv_bias=family.qkv_bias or fields.flag(keys["qkv_bias"], False),
+            out_bias=family.other_biases or fields.flag(keys["out_bias"], False),
             softcap=fields.number_or_none("attn_logit_softcapping"),
             output_gate=family.output_gate,
             sinks=family.sinks,
@@ -70,7 +75,7 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             fields.whole(keys["ffn_dim"], 4 * dim),
             _activation(fields, family),
             family.gated,
-            bias=family.other_biases or fields.flag("mlp_bias", False),
+            bias=family.other_biases or fields.flag(keys["ffn_bias"], False),
         )
         feed_forwards: list[FeedForward] = [dense] * len(reaches)
         if family.experts is not None:
@@ -86,8 +91,28 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             context=context,
             tied=fields.flag("tie_word_embeddings", False),
             logit_softcap=fields.number_or_none("final_logit_softcapping"),
+            factors=Factors(
+                *(
+                    _factor(fields, family, name)
+                    for name in ("embedding_scale", "residual_scale", "logit_scale")
+                )
+            ),
             mask_token=None if family.masked is None else _mask_token(fields),
         )
+
+
+def _factor(fields: Fields, family: ModelFamily, name: str, default: float = 1.0) -> float:
+    """Returns a factor that only some families have."""
+    key = family.keys.get(name)
+    return default if key is None else fields.number(key, default)
+
+
+def _growth(fields: Fields) -> QueryGrowth | None:
+    """Returns how queries grow with their position."""
+    rope = fields.inner("rope_parameters")
+    if rope is None or rope.get("llama_4_scaling_beta") is None:
+        return None
+    return QueryGrowth(rope.number("llama_4_scaling_beta"), rope.whole("original_max_position_embeddings"))
 
 
 def _mask_token(fields: Fields) -> int:
@@ -112,7 +137,10 @@ def _reaches(fields: Fields, family: ModelFamily, head_dim: int, context: int) -
     full_rope, local_rope = _ropes(fields, family, head_dim, context)
     window = fields.whole_or_none("sliding_window") if fields.flag("use_sliding_window", True) else None
     local = _local_layers(fields, family, count) if window is not None else [False] * count
-    return reaches_of(window, local, _turned_layers(fields, family, count), full_rope, local_rope)
+    turned = _turned_layers(fields, family, count)
+    if family.nope_beside_windows and window is not None:
+        turned = local
+    return reaches_of(window, local, turned, full_rope, local_rope)
 
 
 def _local_layers(fields: Fields, family: ModelFamily, count: int) -> list[bool]:
@@ -160,18 +188,24 @@ def _ropes(fields: Fields, family: ModelFamily, head_dim: int, context: int) -> 
         full = parameters or fields.inner("rope_scaling")
         local = full if family.local_rope_base is None else None
     local_base = fields.number("rope_local_base_freq", family.local_rope_base or base)
-    return (
-        _rope(full, base, share, head_dim, context),
-        _rope(local, local_base, share, head_dim, context),
+    original = fields.whole_or_none("original_max_position_embeddings")
+    full_rope, local_rope = (
+        _rope(each, its_base, share, head_dim, context, original)
+        for each, its_base in ((full, base), (local, local_base))
     )
+    return full_rope, local_rope._replace(scaling=None) if family.plain_windows else local_rope
 
 
-def _rope(fields: Fields | None, base: float, share: float, head_dim: int, context: int) -> Rope:
+def _rope(
+    fields: Fields | None, base: float, share: float, head_dim: int, context: int, original: int | None
+) -> Rope:
     if fields is None:
         return Rope(base, int(head_dim * share))
     base = fields.number("rope_theta", base)
     dim = int(head_dim * _share(fields, share))
-    return Rope(base, dim, _scaling(fields, context))
+    if fields.get("alpha") and fields.get("rope_type", fields.get("type")) == "dynamic" and dim > 2:
+        return Rope(base * fields.number("alpha") ** (dim / (dim - 2)), dim)
+    return Rope(base, dim, _scaling(fields, context, dim, original))
 
 
 def _share(fields: Fields, default: float) -> float:
@@ -182,7 +216,7 @@ def _share(fields: Fields, default: float) -> float:
     return share
 
 
-def _scaling(fields: Fields, context: int) -> Scaling | None:
+def _scaling(fields: Fields, context: int, dim: int, original: int | None) -> Scaling | None:
     kind = fields.get("rope_type", fields.get("type", "default"))
     match kind:
         case "default":
@@ -207,7 +241,28 @@ def _scaling(fields: Fields, context: int) -> Scaling | None:
                 attention_factor=_yarn_sharpness(fields),
                 truncate=fields.flag("truncate", True),
             )
-    raise fields.error("rope_type", f"is {shown(kind)}; default, linear, llama3 or yarn is expected")
+        case "longrope" | "su":
+            original = fields.whole("original_max_position_embeddings", original or context)
+            long, short = (_listed(fields, name, dim // 2) for name in ("long_factor", "short_factor"))
+            factor = fields.number("factor", context / original)
+            return long_scaling(
+                long, short, context, original, factor, fields.number_or_none("attention_factor")
+            )
+    expected = "default, linear, llama3, yarn or longrope is expected"
+    raise fields.error("rope_type", f"is {shown(kind)}; {expected}")
+
+
+def _listed(fields: Fields, key: str, count: int) -> tuple[float, ...]:
+    """Returns a list of positive numbers, one for each pair of dimensions."""
+    values = fields.get(key)
+    numbers = isinstance(values, list) and all(
+        isinstance(each, int | float) and 0 < each < 1e9 for each in values
+    )
+    if not numbers or len(values) != count:
+        raise fields.error(
+            key, f"must be a list of {count} positive numbers, one for each pair of dimensions"
+        )
+    return tuple(map(float, values))
 
 
 def _yarn_sharpness(fields: Fields) -> float | None:

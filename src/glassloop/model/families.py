@@ -25,6 +25,9 @@ COMMON_KEYS = {
     "context": "max_position_embeddings",
     "norm_eps": "rms_norm_eps",
     "activation": "hidden_act",
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "ffn_bias": "mlp_bias",
 }
 
 
@@ -62,6 +65,12 @@ _GEMMA_LAYER = _LLAMA_LAYER | {
     "ffn_norm": "layers.{i}.pre_feedforward_layernorm",
     "ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
 }
+# Fused matrices, as Phi-3 has them.
+_FUSED_QKV = {name: WeightPart("layers.{i}.self_attn.qkv_proj", n) for n, name in enumerate("qkv")}
+_FUSED_GATE = {
+    name: WeightPart("layers.{i}.mlp.gate_up_proj", n, ("gate", "up"))
+    for n, name in enumerate(("gate", "up"))
+}
 _GPT_LAYER: dict[str, str | WeightPart] = {
     "attn_norm": "h.{i}.ln_1",
     "q": WeightPart("h.{i}.attn.c_attn", 0),
@@ -88,6 +97,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -99,12 +109,16 @@ class ModelFamily(NamedTuple):
     # What the layers are made of.
     norm: Literal["rms", "layer"] = "rms"
     norm_place: NormPlace = "pre"
+    norm_bias: bool = True  # of a layer norm
+    parallel: bool = False  # attention and feed-forward read the same norm
     norm_eps: float | None = None  # where no file says it
     final_norm: bool = True
     positions: Literal["rotary", "learned", "sinusoidal"] = "rotary"
     position_offset: int = 0
     gated: bool = True
     qk_norm: bool = False
+    qk_norm_of: Literal["heads", "rows"] = "heads"
+    qk_norm_last: bool = False  # after the rotation
     qkv_bias: bool = False  # biases that every model of the family has; files may tell of more
     other_biases: bool = False
     output_gate: bool = False
@@ -113,6 +127,9 @@ class ModelFamily(NamedTuple):
     full_every: int | None = None  # with a window: only every n-th layer sees everything
     local_rope_base: float | None = None  # the base of layers with a window, where it differs
     nope_every: int | None = None  # every n-th layer has no positions
+    nope_beside_windows: bool = False  # where some layers have a window, the others have no positions
+    plain_windows: bool = False  # layers with a window turn without the scaling of the others
+    logit_divisor: bool = False  # the factor of the logits is stored as a divisor
     # Trained on whole masked texts: the logits of a row are about its own position, or about the next one.
     masked: Literal["own", "next"] | None = None
 
@@ -128,6 +145,7 @@ class ModelFamily(NamedTuple):
     top: Mapping[str, str] = _LLAMA_TOP
     layer: Mapping[str, str | WeightPart] = _LLAMA_LAYER
     transposed: bool = False  # matrices are [in, out]
+    pairs: bool = False  # the two halves that rotate together are interleaved
     norms_from_zero: bool = False  # a norm's weight is stored minus one
 
     gguf_layer: Mapping[str, str | WeightPart] = {}  # where a name in GGUF is not that of all families
@@ -269,6 +287,144 @@ FAMILIES = (
         experts=MIXTRAL,
         defaults={"rope_theta": 1_000_000.0},
         gguf_pairs=True,
+    ),
+    ModelFamily(
+        "olmo2",
+        ("olmo2", "olmo3"),
+        title="OLMo 2 and 3",
+        norm_place="output",
+        qk_norm=True,
+        qk_norm_of="rows",
+        defaults={"rms_norm_eps": 1e-5},
+        layer=_GEMMA_LAYER,
+        full_every=4,
+        plain_windows=True,
+    ),
+    ModelFamily(
+        "phi3",
+        ("phi3",),
+        title="Phi-3 and 4",
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        layer=_LLAMA_LAYER | _FUSED_QKV | _FUSED_GATE,
+        gguf_layer={
+            name: WeightPart("blk.{i}.ffn_up", n, ("gate", "up")) for n, name in enumerate(("gate", "up"))
+        },
+    ),
+    ModelFamily(
+        "granite",
+        ("granite",),
+        title="Granite 3",
+        keys=COMMON_KEYS
+        | {
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        defaults={"attention_multiplier": 1.0},
+        logit_divisor=True,
+        gguf_pairs=True,
+    ),
+    ModelFamily(
+        "ministral3",
+        ("ministral3", "mistral3"),
+        title="Ministral 3",
+        defaults={"rms_norm_eps": 1e-5},
+        gguf_pairs=True,
+    ),
+    ModelFamily(
+        "hunyuan-dense",
+        ("hunyuan_v1_dense", "hunyuan-dense"),
+        title="Hunyuan",
+        qk_norm=True,
+        qk_norm_last=True,
+        layer=_LLAMA_LAYER
+        | {
+            "q_norm": "layers.{i}.self_attn.query_layernorm",
+            "k_norm": "layers.{i}.self_attn.key_layernorm",
+        },
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    ModelFamily(
+        "ernie4_5",
+        ("ernie4_5",),
+        title="Ernie 4.5",
+        keys=COMMON_KEYS | dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), "use_bias"),
+        defaults={
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+        },
+        pairs=True,
+        gguf_pairs=True,
+    ),
+    ModelFamily(
+        "seed_oss",
+        ("seed_oss",),
+        title="Seed-OSS",
+        keys=COMMON_KEYS | {"out_bias": "attention_out_bias"},
+        defaults={"attention_bias": True, "head_dim": 128},
+        gguf_layer={"ffn_norm": "blk.{i}.post_attention_norm"},
+    ),
+    ModelFamily(
+        "exaone4",
+        ("exaone4",),
+        title="EXAONE 4",
+        norm_place="output",
+        qk_norm=True,
+        defaults={"rms_norm_eps": 1e-5},
+        layer=_GEMMA_LAYER,
+        full_every=4,
+        nope_beside_windows=True,
+    ),
+    ModelFamily(
+        "cohere2",
+        ("cohere2",),
+        title="Cohere 2",
+        norm="layer",
+        norm_bias=False,
+        parallel=True,
+        keys=COMMON_KEYS | {"norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"},
+        defaults={
+            "logit_scale": 0.0625,
+            "layer_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+        },
+        full_every=4,
+        nope_beside_windows=True,
+        pairs=True,
+        gguf_pairs=True,
+    ),
+    ModelFamily(
+        "nemotron",
+        ("nemotron",),
+        title="Nemotron",
+        norm="layer",
+        gated=False,
+        keys=COMMON_KEYS | {"norm_eps": "norm_eps"},
+        defaults={"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        norms_from_zero=True,
+        gguf_activation="relu2",
+    ),
+    ModelFamily(
+        "starcoder2",
+        ("starcoder2",),
+        title="StarCoder 2",
+        norm="layer",
+        gated=False,
+        keys=COMMON_KEYS
+        | {"norm_eps": "norm_epsilon"}
+        | dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), "use_bias"),
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+        layer=_LLAMA_LAYER | {"up": "layers.{i}.mlp.c_fc", "down": "layers.{i}.mlp.c_proj"},
+        gguf_activation="gelu_tanh",
     ),
     # Models that fill masks. Only safetensors: in GGUF they have names of their own.
     ModelFamily(

@@ -56,7 +56,7 @@ class Lens:
             first = 0 if mixer.window is None else max(0, span.length - mixer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
             visible = np.ones((1, len(keys)), bool)
-            attention = model.layers[index][0].kind
+            attention = model.layers[index][0].parts[0]
             sinks = attention.sink_scores if isinstance(attention, Attention) else None
             weights_of_heads = attention_weights(q, keys, visible, mixer.scale, mixer.softcap, sinks)
             weights[at, :, first:] = weights_of_heads.reshape(mixer.heads, -1)

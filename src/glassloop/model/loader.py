@@ -123,7 +123,7 @@ class ModelFiles:
             return ops.matrix_bytes(shape, stored if stored is not None and fits else format)
 
         total = weight_bytes(self.weights.values(), bytes_of)
-        specs, _ = cache_groups([layer.mixer.cache for layer in self.config.layers])
+        specs, _ = cache_groups(self.config.caches)
         return ModelMemory(total, page_bytes_of(specs, ops))
 
     def transformer(

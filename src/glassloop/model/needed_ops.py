@@ -26,7 +26,9 @@ def needed_ops(config: ModelConfig) -> list[str]:
     needed = {"embed", "linear", "head", "split_heads", "attention", "add", "take"}
     needed |= {name for layer in config.layers for name in _of_layer(layer)}
     needed |= {_of_norm(config.final_norm)} if config.final_norm is not None else set()
-    needed |= {"scale"} if config.embedding_scale != 1.0 else set()
+    scales = [config.embedding_scale, config.logit_scale, *(each.residual_scale for each in config.layers)]
+    if any(scale != 1.0 for scale in scales) or any(layer.stream_scale for layer in config.layers):
+        needed.add("scale")
     needed |= {"softcap"} if config.logit_softcap is not None else set()
     return sorted(needed)
 
@@ -46,6 +48,8 @@ def _of_layer(layer: LayerConfig) -> Iterator[str]:
         yield "attention:window"
     if mixer.softcap is not None:
         yield "attention:softcap"
+    if mixer.kv_from is not None:
+        yield "attend"
     if mixer.sinks:
         yield "attention:sinks"
     if mixer.output_gate:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from glassloop.ops.exact import log_of, power
+from glassloop.ops.protocol import QueryGrowth
 from glassloop.ops.quant import Float32
 
 
@@ -76,13 +77,49 @@ class ListedScaling(NamedTuple):
         return np.asarray(plain / np.array(self.divisors, np.float32), np.float32)
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | ListedScaling
+class LongScaling(NamedTuple):
+    """Divides each frequency by a number of its own and sharpens attention, for a context that is longer than
+    the original one (longrope)."""
+
+    divisors: tuple[float, ...]
+    sharpness: float
+
+    def apply(self, plain: Float32, rope: Rope) -> Float32:
+        return ListedScaling(self.divisors).apply(plain, rope)
+
+
+def long_scaling(
+    long: tuple[float, ...],
+    short: tuple[float, ...],
+    context: int,
+    original: int,
+    factor: float,
+    sharpness: float | None,
+) -> LongScaling:
+    """Returns the scaling of a model that is used with this context. It does not depend on the length of a
+    text, so the keys of its tokens never change."""
+    if sharpness is None:
+        sharpness = math.sqrt(1 + log_of(factor) / log_of(original)) if factor > 1 and original > 1 else 1.0
+    return LongScaling(long if context > original else short, sharpness)
+
+
+class PartScaling(NamedTuple):
+    """Turns only the first so many pairs of dimensions, as fast as if all of them turned; the others stay."""
+
+    pairs: int
+
+    def apply(self, plain: Float32, rope: Rope) -> Float32:
+        return np.where(np.arange(len(plain)) < self.pairs, plain, np.float32(0))
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | ListedScaling | LongScaling | PartScaling
 
 
 class Rope(NamedTuple):
     base: float
     dim: int  # how many dimensions of each head turn; the rest pass through
     scaling: Scaling | None = None
+    growth: QueryGrowth | None = None
 
     def frequencies(self) -> Float32:
         """Returns the radians per position of each pair of dimensions. [dim / 2]"""
@@ -94,4 +131,4 @@ class Rope(NamedTuple):
     @property
     def sharpness(self) -> float:
         """The factor of all cosines and sines."""
-        return self.scaling.sharpness if isinstance(self.scaling, YarnScaling) else 1.0
+        return self.scaling.sharpness if isinstance(self.scaling, YarnScaling | LongScaling) else 1.0

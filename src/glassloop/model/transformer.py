@@ -53,15 +53,16 @@ class Transformer:
         load = LayerBuilder(weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
-        caches = [layer.mixer.cache for layer in config.layers]
-        self.cache_specs, self.places = cache_groups([*caches, *more_caches])
+        self.cache_specs, self.places = cache_groups([*config.caches, *more_caches])
+        self.places = config.places_of_layers(self.places)
         self.layers = [
             load.layer(f"layers.{index}.", layer, self.places[index])
             for index, layer in enumerate(config.layers)
         ]
         self.final_norm = load.norm("final_norm", config.final_norm)
         self.head = self.token_embedding if config.tied else load.matrix("head.weight")
-        ropes = dict.fromkeys(layer.mixer.rope for layer in config.layers)
+        mixers = [layer.mixer for layer in config.layers]
+        ropes = dict.fromkeys(rope for mixer in mixers for rope in (mixer.rope, mixer.query_rope))
         self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
         self.adapters = AdapterTable()
         self._one_change = Lock()  # of the adapters
@@ -102,7 +103,7 @@ class Transformer:
     @cached_property
     def _adaptable(self) -> set[str]:
         """The names of the linear layers, to which an adapter can add something."""
-        kinds = [sublayer.kind for layer in self.layers for sublayer in layer]
+        kinds = [kind for layer in self.layers for sublayer in layer for kind in sublayer.parts]
         return {field.name for kind in kinds for field in kind if isinstance(field, Linear)}
 
     @property
@@ -136,7 +137,7 @@ class Transformer:
         if self.position_embedding is not None:
             x = ops.add(x, ops.embed(self.position_embedding, batch.positions))
         angles = {
-            rope: ops.angles(batch.positions, frequencies, rope.sharpness)
+            rope: ops.angles(batch.positions, frequencies, rope.sharpness, rope.growth)
             for rope, frequencies in self.frequencies.items()
         }
         step = ForwardStep(ops, batch, pages, angles, adapters.parts)
@@ -144,9 +145,9 @@ class Transformer:
         yield x
 
         # Layers: each adds what it found to the stream of residuals.
-        for mixer, feed_forward in self.layers:
-            x = mixer.forward(x, step)
-            x = feed_forward.forward(x, step)
+        for layer in self.layers:
+            for sublayer in layer:
+                x = sublayer.forward(x, step)
             yield x
 
     def final_hidden(self, x: Array, batch: Batch) -> Array:
@@ -156,6 +157,8 @@ class Transformer:
 
     def logits(self, hidden: Array) -> Array:
         """The language head: a score for each entry of the vocabulary. [wanted, vocabulary]"""
+        if self.config.logit_scale != 1.0:
+            hidden = self.ops.scale(hidden, self.config.logit_scale)
         logits = self.ops.head(hidden, self.head)
         cap = self.config.logit_softcap
         return logits if cap is None else self.ops.softcap(logits, cap)

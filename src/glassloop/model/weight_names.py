@@ -31,7 +31,7 @@ from glassloop.util.shown import printable
 
 # What checkpoints hold besides weights: old buffers, rotary tables, and the parts of models that see images.
 _IGNORED = (
-    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight)$"
+    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight|rope_factors_(long|short)\.weight)$"
     r"|(model\.)?(vision_tower|multi_modal_projector)\."
 )
 _HF_PREFIXES = (
@@ -85,9 +85,7 @@ def weights_from_gguf(
 ) -> dict[str, Tensor]:
     def adapt(name: str, tensor: Tensor) -> Tensor:
         kind = name.split(".")[-2]
-        if family.gguf_pairs and kind in ("q", "k"):
-            return _halves_side_by_side(tensor, config.head_dim)
-        return tensor
+        return _turning_halves(name, tensor, config) if family.gguf_pairs and kind in ("q", "k") else tensor
 
     common = GGUF_FUSED_LAYER if "blk.0.attn_qkv.weight" in tensors else GGUF_LAYER
     layer: dict[str, str | WeightPart | ExpertPart] = {**common, **GGUF_EXPERTS, **family.gguf_layer}
@@ -100,7 +98,11 @@ def weights_from_safetensors(
     def adapt(name: str, tensor: Tensor) -> Tensor:
         if family.norms_from_zero and name.endswith("_norm.weight"):
             return Tensor.of(tensor.name, tensor.float32() + np.float32(1))
-        return tensor
+        return (
+            _turning_halves(name, tensor, config)
+            if family.pairs and name.split(".")[-2] in ("q", "k")
+            else tensor
+        )
 
     if family.transposed:
         # Only the matrices of layers are stored as [in, out], not the embeddings.
@@ -177,7 +179,11 @@ def _part(where: str, tensor: Tensor, part: WeightPart, sizes: Sequence[int], he
     return tensor.rows(order.reshape(-1))
 
 
-def _halves_side_by_side(tensor: Tensor, head_dim: int) -> Tensor:
-    """Reorders the rows of each head from a0 b0 a1 b1 …, as some GGUF files store them, to a0 a1 … b0 b1 …"""
-    order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
-    return tensor.rows(order)
+def _turning_halves(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Reorders the rows of each head that turn from a0 b0 a1 b1 …, as some files store them, to
+    a0 a1 … b0 b1 …"""
+    mixer = config.layers[int(name.split(".")[1])].mixer
+    turning = mixer.head_dim if mixer.rope is None else mixer.rope.dim
+    rows = np.arange(tensor.shape[0]).reshape(-1, mixer.head_dim)
+    pairs = rows[:, :turning].reshape(len(rows), -1, 2).swapaxes(1, 2).reshape(len(rows), -1)
+    return tensor.rows(np.concatenate([pairs, rows[:, turning:]], 1).reshape(-1))

@@ -33,6 +33,13 @@ class LowRank(NamedTuple):
     scale: float
 
 
+class QueryGrowth(NamedTuple):
+    """How queries grow with their position: by 1 + rate * log(1 + position // step)."""
+
+    rate: float
+    step: int
+
+
 class Ops(Protocol):
     name: str
     step_rows: int  # most rows of one step of the engine
@@ -117,8 +124,11 @@ class Ops(Protocol):
     def split_heads(self, x: Array, heads: int) -> Array:
         """[rows, heads * head dim] to [rows, heads, head dim]."""
 
-    def angles(self, positions: Sequence[int], frequencies: Float32, factor: float) -> Array:
-        """Cosines and sines of `positions * frequencies`, each times `factor`, for `rotate`."""
+    def angles(
+        self, positions: Sequence[int], frequencies: Float32, factor: float, growth: QueryGrowth | None = None
+    ) -> Array:
+        """Cosines and sines of `positions * frequencies`, each times `factor` and what it grows by at the
+        position, for `rotate`."""
 
     def rotate(self, x: Array, angles: Array) -> Array:
         """Rotates each pair (i, i + half) of the leading dimensions of each head by its angle."""

@@ -14,7 +14,7 @@ from glassloop.ops import rows as reference_rows
 from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check_spans, pages_for
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
-from glassloop.ops.protocol import Activation, Forward, LowRank
+from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing, choose_experts
 from glassloop.ops.rows import RowOps
@@ -145,10 +145,14 @@ class ReferenceOps:
         return x.reshape(len(x), heads, -1)
 
     def angles(
-        self, positions: Sequence[int], frequencies: Float32, factor: float
+        self, positions: Sequence[int], frequencies: Float32, factor: float, growth: QueryGrowth | None = None
     ) -> tuple[Float32, Float32]:
-        turns = np.array(positions, np.float32)[:, None, None] * frequencies  # [rows, 1, half]
-        return np.cos(turns) * np.float32(factor), np.sin(turns) * np.float32(factor)
+        at = np.array(positions)[:, None, None]
+        turns = at.astype(np.float32) * frequencies  # [rows, 1, half]
+        factors = np.float32(factor)
+        if growth is not None:
+            factors = factors * (1 + growth.rate * np.log1p(at // growth.step)).astype(np.float32)
+        return np.cos(turns) * factors, np.sin(turns) * factors
 
     def rotate(self, x: Float32, angles: tuple[Float32, Float32]) -> Float32:
         cos, sin = angles

@@ -19,7 +19,7 @@ from glassloop.errors import ModelError
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory, host_memory
-from glassloop.ops.protocol import Activation, Forward, LowRank
+from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
@@ -194,11 +194,15 @@ class TrainOps:
         return x.reshape(len(x), heads, -1)
 
     def angles(
-        self, positions: torch.Tensor, frequencies: Float32, factor: float
+        self, positions: torch.Tensor, frequencies: Float32, factor: float, growth: QueryGrowth | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         speed = self._on_device(frequencies)
         turns = positions.to(torch.float32)[:, None, None] * speed  # [rows, 1, half]
-        return (turns.cos() * factor).to(self.dtype), (turns.sin() * factor).to(self.dtype)
+        cos, sin = turns.cos() * factor, turns.sin() * factor
+        if growth is not None:
+            grown = 1 + growth.rate * torch.log1p((positions // growth.step).float())[:, None, None]
+            cos, sin = cos * grown, sin * grown
+        return cos.to(self.dtype), sin.to(self.dtype)
 
     def _on_device(self, frequencies: Float32) -> torch.Tensor:
         """Returns frequencies on the device. They are sent once: each transfer would wait for the device."""

@@ -185,7 +185,7 @@ class _Compiled:
         return run(self._sublayers, x, step) if self._sublayers else x
 
 
-Layers = list[tuple[Sublayer, Sublayer]]
+Layers = list[tuple[Sublayer, ...]]
 
 
 def _compiled_groups(layers: Layers) -> Layers:

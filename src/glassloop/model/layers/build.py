@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from glassloop.model.config import (
     AttentionConfig,
     DenseConfig,
@@ -20,7 +22,7 @@ from glassloop.model.layers.attention import Attention
 from glassloop.model.layers.dense import Dense
 from glassloop.model.layers.experts import Experts
 from glassloop.model.layers.parts import Linear, Norm
-from glassloop.model.layers.sublayer import Sublayer
+from glassloop.model.layers.sublayer import Sublayer, Together
 from glassloop.ops.kv_cache import Place
 from glassloop.ops.protocol import Array, Matrix, Ops
 from glassloop.ops.quant import F32
@@ -48,22 +50,44 @@ class LayerBuilder:
     def norm(self, name: str, config: NormConfig | None) -> Norm | None:
         if config is None:
             return None
-        return Norm(config, self.vector(f"{name}.weight"), self.vector(f"{name}.bias"))
+        weight, bias = self._tensors[f"{name}.weight"], self.vector(f"{name}.bias")
+        if config.kind == "layer" and bias is None:
+            bias = self._ops.vector(Tensor.of(f"{name}.bias", np.zeros(weight.shape, np.float32)))
+        return Norm(config, self._ops.vector(weight), bias)
 
-    def layer(self, at: str, config: LayerConfig, place: Place) -> tuple[Sublayer, Sublayer]:
-        """Returns the mixer and the feed-forward of a layer, each with its norms."""
+    def layer(self, at: str, config: LayerConfig, place: Place) -> tuple[Sublayer, ...]:
+        """Returns the mixer and the feed-forward of a layer, each with its norms, or both together."""
         mixer = self._mixer(at, config.mixer, place)
         feed_forward = self._feed_forward(at, config.feed_forward)
-        return self._sublayer(f"{at}attn", config, mixer), self._sublayer(f"{at}ffn", config, feed_forward)
+        if config.parallel:
+            return (self._sublayer(f"{at}attn", config, Together(mixer, feed_forward)),)
+        first = self._sublayer(f"{at}attn", config, mixer)
+        second = self._sublayer(f"{at}ffn", config, feed_forward)
+        if config.stream_scale:
+            scale = float(self._tensors[f"{at}stream_scale.weight"].float32()[0])
+            second = second._replace(stream_scale=scale)
+        return first, second
 
     def _mixer(self, at: str, config: Mixer, place: Place) -> Attention:
         match config:
             case AttentionConfig():
-                q, k, v, o = (self.linear(at + name) for name in "qkvo")
-                q_norm, k_norm = (self.norm(f"{at}{name}_norm", config.qk_norm) for name in "qk")
-                gate = self.linear(f"{at}out_gate") if config.output_gate else None
-                attention = Attention(config, place, q, k, v, o, q_norm, k_norm, gate)
+                q, o = self.linear(f"{at}q"), self.linear(f"{at}o")
+                k = self.linear(f"{at}k") if config.kv_from is None else None
+                v = self.linear(f"{at}v") if k is not None and not config.value_is_key else None
+                attention = Attention(config, place, q, k, v, o, *self._head_norms(at, config))
+                if config.output_gate:
+                    attention = attention._replace(gate=self.linear(f"{at}out_gate"))
                 return self._with_sinks(f"{at}sinks.weight", attention) if config.sinks else attention
+
+    def _head_norms(self, at: str, config: AttentionConfig) -> tuple[Norm | None, Norm | None, Norm | None]:
+        """Returns the norms of queries, keys and values."""
+        norm, k_norm, v_norm = config.qk_norm, None, None
+        if config.kv_from is None:
+            k_norm = self.norm(f"{at}k_norm", norm)
+        if config.kv_from is None and norm is not None and config.v_norm:
+            ones = np.ones(config.head_dim, np.float32)
+            v_norm = Norm(norm, self._ops.vector(Tensor.of(f"{at}v_norm.ones", ones)), None)
+        return self.norm(f"{at}q_norm", norm), k_norm, v_norm
 
     def _with_sinks(self, name: str, attention: Attention) -> Attention:
         return attention._replace(sinks=self.vector(name), sink_scores=self._tensors[name].float32())
@@ -101,9 +125,13 @@ class LayerBuilder:
         tensor = self._tensors[name]
         return self._ops.matrix(tensor.stored_as(F32) if tensor.format.take_apart else tensor)
 
-    def _sublayer(self, at: str, config: LayerConfig, kind: Attention | Dense | Experts) -> Sublayer:
-        norm = self.norm(f"{at}_norm", config.norm)
-        if config.norm_place == "post":
-            return Sublayer(kind, None, None, norm)
-        sandwich = config.norm_place == "sandwich"
-        return Sublayer(kind, norm, self.norm(f"{at}_post_norm", config.norm) if sandwich else None, None)
+    def _sublayer(
+        self, at: str, config: LayerConfig, kind: Attention | Dense | Experts | Together
+    ) -> Sublayer:
+        place, scale = config.norm_place, config.residual_scale
+        norm = None if place == "output" else self.norm(f"{at}_norm", config.norm)
+        if place == "post":
+            return Sublayer(kind, None, None, norm, scale)
+        has_output_norm = place in ("output", "sandwich")
+        output_norm = self.norm(f"{at}_post_norm", config.norm) if has_output_norm else None
+        return Sublayer(kind, norm, output_norm, None, scale)

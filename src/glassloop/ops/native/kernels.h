@@ -120,12 +120,14 @@ static void norm(const gl_program *p, const gl_op *op, int64_t row, float *scrat
 
 static void angles(const gl_program *p, const gl_op *op, int64_t row) {
     float *cosines = p->buffers[op->out].values + row * op->width, *sines = cosines + op->i0;
+    float factor = op->f0;
+    if (op->i1) factor *= (float)(1.0 + (double)op->f1 * gl_log(1.0 + p->batch->positions[row] / op->i1));
     for (int i = 0; i < op->i0; i++) {
         float turn = (float)p->batch->positions[row] * op->weight[i];
         double sine, cosine;
         gl_sin_cos(turn, &sine, &cosine);
-        cosines[i] = (float)cosine * op->f0;
-        sines[i] = (float)sine * op->f0;
+        cosines[i] = (float)cosine * factor;
+        sines[i] = (float)sine * factor;
     }
 }
 

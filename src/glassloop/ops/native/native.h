@@ -63,7 +63,8 @@ enum gl_op_kind {
     GL_LINEAR,    /* out = a @ matrix.T + bias, + b if there is one; i0: a is quantized finely */
     GL_DOWN,      /* out = a @ down.T, for rows that have an adapter */
     GL_UP,        /* out = b + scale * (a @ up.T), in place over b, for rows that have an adapter; i0: width of a */
-    GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half */
+    GL_ANGLES,    /* out = cos and sin of position * frequency, times f0; i0: half; if i1: and times
+                   * 1 + f1 * log(1 + position / i1) */
     GL_ROTATE,    /* out = a rotated by the angles b; i0: heads, i1: half */
     GL_KEEP,      /* write keys a and values b of layer i0 to the cache */
     GL_ATTEND,    /* out = attention of a over layer i0; i1: heads, i2: window or 0; f0: scale, f1: softcap or 0; weight:

@@ -26,7 +26,7 @@ from glassloop.ops.native.packer import NativeMatrix, Packer, packed_bytes
 from glassloop.ops.native.pages import NativePages, page_bytes
 from glassloop.ops.native.program import Chain, NativeProgram, OpTime
 from glassloop.ops.native.recorder import NativeRecorder, NativeValue
-from glassloop.ops.protocol import Activation, Forward, LowRank
+from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
 from glassloop.ops.quant import F32, Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
@@ -190,11 +190,13 @@ class NativeOps:
     def split_heads(self, x: NativeValue, heads: int) -> NativeValue:
         return _with_heads(x, heads)
 
-    def angles(self, positions: Any, frequencies: Float32, factor: float) -> NativeValue:
+    def angles(
+        self, positions: Any, frequencies: Float32, factor: float, growth: QueryGrowth | None = None
+    ) -> NativeValue:
         half = len(frequencies)
-        return self._recorder.call(
-            "angles", 2 * half, i0=half, f0=factor, weight=self._pointer(np.ascontiguousarray(frequencies))
-        )
+        rate, step = growth or (0.0, 0)
+        speeds = self._pointer(np.ascontiguousarray(frequencies))
+        return self._recorder.call("angles", 2 * half, i0=half, i1=step, f0=factor, f1=rate, weight=speeds)
 
     def rotate(self, x: NativeValue, angles: NativeValue) -> NativeValue:
         made = self._recorder.call("rotate", x.width, x, angles, i0=x.heads, i1=angles.width // 2)

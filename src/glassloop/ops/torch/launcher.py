@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from glassloop.ops.batch import PAGE
-from glassloop.ops.exact import sin_cos
+from glassloop.ops.exact import log_normal, sin_cos
 from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.kernels import adapter, attention, pointwise
 from glassloop.ops.torch.kernels import rows as rows_kernels
@@ -268,9 +268,13 @@ class Launcher:
             turns = np.arange(self._positions, dtype=np.float32)[:, None] * angles.frequencies
             # NumPy's own sine and cosine differ between processors; the record names the GPU alone.
             turned = reversed(sin_cos(turns.astype(np.float64)))
+            factors = np.full((self._positions, 1), angles.factor, np.float32)
+            if angles.growth is not None:
+                steps = 1 + np.arange(self._positions, dtype=np.int64)[:, None] // angles.growth.step
+                grown = 1 + angles.growth.rate * log_normal(steps.astype(np.float64))
+                factors *= grown.astype(np.float32)
             cosines, sines = (
-                torch.from_numpy(each.astype(np.float32) * np.float32(angles.factor)).to(self._device)
-                for each in turned
+                torch.from_numpy(each.astype(np.float32) * factors).to(self._device) for each in turned
             )
             self._angles[angles] = cosines, sines
         return self._angles[angles]

@@ -17,7 +17,7 @@ from glassloop.errors import ModelError
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory
-from glassloop.ops.protocol import Activation, Forward, LowRank
+from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
@@ -155,8 +155,10 @@ class TorchOps:
         assert not isinstance(x, SplitHeads)
         return SplitHeads(x, x.width, heads)
 
-    def angles(self, positions: Any, frequencies: Float32, factor: float) -> Angles:
-        return Angles(np.asarray(frequencies, np.float32), factor)
+    def angles(
+        self, positions: Any, frequencies: Float32, factor: float, growth: QueryGrowth | None = None
+    ) -> Angles:
+        return Angles(np.asarray(frequencies, np.float32), factor, growth)
 
     def rotate(self, x: Product | SplitHeads, angles: Angles) -> Product | SplitHeads:
         return replace(x, angles=angles)

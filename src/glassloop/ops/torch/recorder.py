@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glassloop.ops.graph import Use, plan_buffers
-from glassloop.ops.protocol import LowRank
+from glassloop.ops.protocol import LowRank, QueryGrowth
 from glassloop.ops.quant import Float32
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Angles:
 
     frequencies: Float32
     factor: float
+    growth: QueryGrowth | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.kv_cache import Pages, Place
-from glassloop.ops.protocol import Activation
+from glassloop.ops.protocol import Activation, QueryGrowth
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.gradient_ops import TrainMatrix, TrainOps
@@ -86,8 +86,12 @@ class MaskedOps(TrainOps):
     def split_heads(self, x: Two, heads: int) -> Two:
         return Two(*(each.reshape(len(each), heads, each.shape[-1] // heads) for each in x))
 
-    def angles(self, positions: Any, frequencies: Float32, factor: float) -> Any:
-        clean, masked = (super(MaskedOps, self).angles(each, frequencies, factor) for each in positions)
+    def angles(
+        self, positions: Any, frequencies: Float32, factor: float, growth: QueryGrowth | None = None
+    ) -> Any:
+        clean, masked = (
+            super(MaskedOps, self).angles(each, frequencies, factor, growth) for each in positions
+        )
         return clean, masked
 
     def rotate(self, x: Two, angles: tuple[Angles, Angles]) -> Two:

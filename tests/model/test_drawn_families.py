@@ -1,0 +1,44 @@
+"""Families whose options are drawn at random: the logits of `transformers`, whole, in chunks and beside other
+branches, and on the native op set the same bits however the rows are cut."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from model.drawn import DRAWN, draw
+from model.test_families import _assert_close, _oracle, _prompt
+from model.tiny import make
+
+from glassloop.model.cache import Branches
+from glassloop.model.loader import ModelFiles
+from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.reference import ReferenceOps
+
+SEEDS = range(int(os.environ.get("GLASSLOOP_DRAWN", "2")))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", DRAWN)
+def test_logits_equal_transformers(name, seed, tmp_path):
+    theirs = make(draw(name, seed), tmp_path)
+    files = ModelFiles(tmp_path)
+    ours, ids = files.transformer(ReferenceOps()), _prompt(45)
+    exact = _oracle(theirs, ids)
+    _assert_close(Branches(ours, 64).forward([(0, 0, ids)], every_logit=True), exact)
+    cache = Branches(ours, 64, branches=2)  # a cached prefix, other chunks, a neighbour
+    pieces = [cache.forward([(0, 0, ids[:10])], every_logit=True)]
+    work = [(1, 0, _prompt(7)), (0, 10, ids[10:33])]
+    pieces.append(cache.forward(work, every_logit=True)[7:])
+    pieces += [cache.forward([(0, at, [ids[at]])]) for at in range(33, len(ids))]
+    _assert_close(np.concatenate(pieces), exact)
+
+    native = files.transformer(NativeOps())
+    whole = Branches(native, 64).forward([(0, 0, ids)], every_logit=True)
+    assert np.abs(whole - exact).max() / np.abs(exact).max() < 5e-3
+    cache = Branches(native, 64, branches=2)
+    pieces = [cache.forward([(0, 0, ids[:1])])]
+    pieces.append(cache.forward([(1, 0, _prompt(19)), (0, 1, ids[1:34])], every_logit=True)[19:])
+    pieces += [cache.forward([(1, at, [5]), (0, at + 15, [ids[at + 15]])])[1:] for at in range(19, 30)]
+    assert np.concatenate(pieces).tobytes() == whole.tobytes()
