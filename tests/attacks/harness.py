@@ -44,6 +44,8 @@ class Answer:
     def protocol(self) -> str:
         """Whose shape the error has."""
         told = self.json()
+        if isinstance(told, dict) and isinstance(told.get("error"), str):
+            return "Ollama"
         return "Anthropic" if isinstance(told, dict) and told.get("type") == "error" else "OpenAI"
 
     @property
@@ -55,6 +57,8 @@ class Answer:
             assert set(told["error"]) == {"type", "message"}, self.body[:300]
             told = {"error": {**told["error"], "param": None, "code": None}}
         assert isinstance(told, dict) and set(told) == {"error"}, self.body[:300]
+        if self.protocol == "Ollama":
+            told = {"error": {"message": told["error"], "type": "", "param": None, "code": None}}
         error: dict[str, Any] = told["error"]
         assert set(error) == {"message", "type", "param", "code"}, error
         assert isinstance(error["message"], str) and error["message"], error

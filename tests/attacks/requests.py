@@ -272,7 +272,10 @@ def wrong(case: Case, answer: Answer) -> str:
 
 def protocol_of(path: str) -> str:
     """Whose errors are read by the clients of a path."""
-    return "Anthropic" if re.match(r"/v1/messages(/|\?|$)", path) else "OpenAI"
+    if re.match(r"/v1/messages(/|\?|$)", path):
+        return "Anthropic"
+    ollamas = r"/api/(chat|generate|embed|embeddings|show|tags|ps|version)(\?|$)"
+    return "Ollama" if re.match(ollamas, path) else "OpenAI"
 
 
 class Client:

@@ -53,6 +53,13 @@ def test_two_real_models_take_turns_in_the_memory_of_one():
             answer = client.completions.create(model=name, **asked)
             assert (answer.model, answer.choices[0].text) == (model, alone[model])
             assert states(client)[model] == "loaded" and list(states(client).values()).count("loaded") == 2
+        # Ollama's lists have all of them too, and its requests name one.
+        listed = server.get("/api/tags").json()["models"]
+        assert [each["name"] for each in listed] == [MODEL, "gpt-4o", OTHER, "small"]
+        assert [each["name"] for each in server.get("/api/ps").json()["models"]] == [MODEL]
+        said = {"prompt": "The sea is", "raw": True, "stream": False}
+        said |= {"model": "small:latest", "options": {"num_predict": 8, "temperature": 0}}
+        assert server.post("/api/generate", said).json()["response"] == alone[OTHER]
         # Requests of both at once wait for their turn, and all get the answer that they get alone.
         with ThreadPoolExecutor(8) as threads:
             both = [MODEL, OTHER] * 4

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from hostile.tiny import write_tiny
+from ollama import Client as Ollama
 from openai import OpenAI
 
 from glassloop import LLM, Run, Sampling
@@ -115,3 +116,15 @@ def test_the_record_has_the_spans(file, tmp_path):
     assert run.fork(answer.first).form == run.form
     plain = llm.generate("How many?", Sampling(choice=[SAYS], seed=7, max_tokens=400))
     assert plain.form is None and plain.answer == plain.text == SAYS and not plain.thoughts
+
+
+def test_ollamas_answers_have_the_thoughts_apart(client):
+    ollama = Ollama(host=str(client.base_url).removesuffix("/v1/"), timeout=120)
+    options = {"choice": [SAYS], "num_predict": 400, "seed": 7}
+    message = ollama.chat(model="tiny", messages=ASK, options=options).message
+    assert (message.thinking, message.content) == ("Two and two.", "Four.")
+    parts = [each.message for each in ollama.chat("tiny", ASK, options=options, stream=True)]
+    assert "".join(part.thinking or "" for part in parts) == "Two and two."
+    assert "".join(part.content for part in parts) == "Four."
+    answer = ollama.generate("tiny", "How many?", think=False, options=options)
+    assert (answer.thinking, answer.response) == ("Two and two.", "Four.")

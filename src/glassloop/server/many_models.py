@@ -22,6 +22,10 @@ from glassloop.server.http.streaming import JSON, ClientGone
 from glassloop.server.service import Service
 
 _PREFIX = "/models/"
+_LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}  # with the field of the models
+# Of Ollama's API: their bodies name a model.
+_OLLAMA = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show")
+_LATEST = ":latest"  # what Ollama's clients add to a name without a tag
 _RUN = re.compile(r"/api/runs/([0-9a-f]{1,64})(/|$)")
 _TREE = re.compile(r"/api/trees/([0-9a-f]{1,64})(/|$)")
 
@@ -49,11 +53,11 @@ class ManyModels:
             inner = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode(), "root_path": ""}
             await self._pass(named or self._first, scope if named is None else inner, receive, send)
             return
-        if path == "/v1/models" and scope["method"] in ("GET", "HEAD"):
+        if path in _LISTS and scope["method"] in ("GET", "HEAD"):
             await self._list(scope, receive, send)
             return
         name = self._of_path(scope)
-        if name is None and scope["method"] == "POST" and path.startswith("/v1/"):
+        if name is None and scope["method"] == "POST" and (path.startswith("/v1/") or path in _OLLAMA):
             if not self._access.admits(scope):  # the first application answers, without reading the body
                 await self._apps[self._first](scope, receive, send)
                 return
@@ -104,6 +108,7 @@ class ManyModels:
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with the models of all services, and the headers of the first one's answer; each has
         checked that the client may know it."""
+        field = _LISTS[scope["path"]]
         listed, headers = [], list[tuple[bytes, bytes]]()
         for app in self._apps.values():
             parts: list[Message] = []
@@ -116,10 +121,13 @@ class ManyModels:
                 for part in parts:
                     await send(part)
                 return
-            listed += json.loads(b"".join(part.get("body", b"") for part in parts[1:]))["data"]
+            listed += json.loads(b"".join(part.get("body", b"") for part in parts[1:]))[field]
             headers = headers or parts[0]["headers"]
-        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
-        answer = JSON({"object": "list", "data": listed, **ends})
+        if field == "data":
+            ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
+            answer = JSON({"object": "list", "data": listed, **ends})
+        else:
+            answer = JSON({field: listed})
         answer_names = {name for name, _ in answer.raw_headers}
         answer.raw_headers += [(name, value) for name, value in headers if name not in answer_names]
         await answer(scope, receive, send)
@@ -150,8 +158,8 @@ def _model_of(data: bytes) -> str | None:
         body = from_json(data)
     except ValueError:
         return None
-    name = body.get("model") if isinstance(body, dict) else None
-    return name if isinstance(name, str) and name else None
+    name = body.get("model") or body.get("name") if isinstance(body, dict) else None
+    return name.removesuffix(_LATEST) if isinstance(name, str) and name else None
 
 
 def _refusal(error: Exception) -> ASGIApp:

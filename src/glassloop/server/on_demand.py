@@ -28,7 +28,8 @@ _MOST_WAITING = 256  # requests that wait for a model to be loaded
 _PATIENCE = 30.0  # seconds to wait for a model that is busy and has to make room
 _LOOK = 0.05  # seconds between two looks whether it still is
 _RETRY_AFTER = {"Retry-After": "5"}
-_LIGHT = (*PROBES, "/docs", "/openapi.json")  # answered without the model
+# Answered without the model.
+_LIGHT = (*PROBES, "/docs", "/openapi.json", "/v1/models", "/api/tags", "/api/ps", "/api/version")
 
 
 class ModelPlan(NamedTuple):

@@ -5,7 +5,7 @@ on them.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -36,6 +36,8 @@ _OWN_TYPES: dict[str, Any] = {"bad_words": text_or(many(text_or(many(int, _MOST_
 class Body(BaseModel):
     """A request body. Unknown fields are errors, values are not converted, and None is as good as absent."""
 
+    RENDERS: ClassVar[bool] = False  # whether a chat template renders it, without `messages` or `input`
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -51,6 +53,11 @@ class Body(BaseModel):
     def given(self) -> dict[str, Any]:
         """The fields that the client has set, by name."""
         return {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is to be streamed."""
+        return bool(self.given.get("stream"))
 
     @property
     def renamed(self) -> dict[str, str]:

@@ -21,10 +21,22 @@ from glassloop.server.sampling_options import Body
 
 T = TypeVar("T")
 _ANTHROPIC = ("output_config", "output_format")
+_OLLAMA = ("format",)
 _VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Fields that a grammar is made from.
 _CONSTRAINTS = frozenset(
-    ("json_schema", "regex", "choice", "grammar", "response_format", "text", "tools", *_VLLM, *_ANTHROPIC)
+    (
+        "json_schema",
+        "regex",
+        "choice",
+        "grammar",
+        "response_format",
+        "text",
+        "tools",
+        *_VLLM,
+        *_ANTHROPIC,
+        *_OLLAMA,
+    )
 )
 _PATTERNS = frozenset(("search", "check"))  # fields with patterns and schemas of verifiers
 _RENDERED = frozenset(("messages", "input"))  # fields that a chat template renders
@@ -37,7 +49,9 @@ def is_constrained(body: Body) -> bool:
     fields = body.given
     if isinstance(fields.get("text"), str):  # of an edit; that of a response says its format
         del fields["text"]
+    options = fields.get("options")
     inner = [fields.get("sampling"), *fields.get("strategies", ())]
+    inner += [options] if isinstance(options, Body) else []
     return not _CONSTRAINTS.isdisjoint(fields) or any(
         is_constrained(each) for each in inner if each is not None
     )
@@ -61,7 +75,8 @@ class ThreadWork:
         elif request.state.long or is_constrained(body):
             work = pools.long.run_for(client_of(request), function, *args)
         else:
-            work = (pools.short if _RENDERED.isdisjoint(fields) else pools.chat).run(function, *args)
+            renders = body.RENDERS or not _RENDERED.isdisjoint(fields)
+            work = (pools.chat if renders else pools.short).run(function, *args)
         try:
             async with asyncio.timeout(self._settings.timeout):
                 return await unless_gone(request.receive, work)

@@ -181,7 +181,7 @@ class _Message(Generation):
         return _event("message_stop")
 
     def failed(self, error: APIError) -> bytes:
-        return event("error", error.body_for(_PATH))
+        return event("error", error.shaped(MessagesErrorAnswer))
 
     def still_here(self) -> bytes:
         return _PING if self._has_begun else STILL_HERE

@@ -131,8 +131,18 @@ class MessagesBody(TurnFields, SamplingOptions):  # type: ignore[misc, valid-typ
 
     @property
     def renamed(self) -> dict[str, str]:
-        format_field = "output_format" if self.output_format is not None else "output_config.format"
-        return {"stop_sequences": "stop", f"{format_field}.schema": "json_schema"}
+        field, _ = self._format
+        renamed = {} if field is None else {f"{field}.schema": "json_schema"}
+        return renamed | ({"stop_sequences": "stop"} if self.stop_sequences else {})
+
+    @property
+    def _format(self) -> tuple[str | None, OutputFormat | None]:
+        """The format of the answer, and the field that has it."""
+        if self.output_format is not None:
+            return "output_format", self.output_format
+        if self.output_config is not None and self.output_config.format is not None:
+            return "output_config.format", self.output_config.format
+        return None, None
 
     def options(self) -> dict[str, Any]:
         """Returns the options for `Sampling`."""
@@ -142,9 +152,10 @@ class MessagesBody(TurnFields, SamplingOptions):  # type: ignore[misc, valid-typ
             raise invalid("stop", "stop and stop_sequences are both given; one of them is expected")
         if stops:
             options["stop"] = stops
-        of_config = None if self.output_config is None else self.output_config.format
-        format = self.output_format or of_config
+        field, format = self._format
         if format is not None:
+            if "json_schema" in options:
+                raise invalid(field or "", f"{field} and json_schema are both given; one is expected")
             options["json_schema"] = format.schema_
         return options
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 _ANTHROPIC = "/v1/messages"
+_OLLAMA = re.compile(
+    r"/api/(chat|generate|embed|embeddings|show|tags|ps|version|pull|push|create|copy|delete|blobs/.*)"
+)
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_KINDS = {
     **_KINDS,
@@ -40,11 +44,15 @@ class MessagesErrorAnswer(BaseModel):
     request_id: str | None
 
 
+class OllamaErrorAnswer(BaseModel):
+    error: str
+
+
 def shape_of(path: str) -> type[BaseModel]:
     """Returns the model of the errors that a request with this path is answered with."""
     if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
         return MessagesErrorAnswer
-    return ErrorAnswer
+    return OllamaErrorAnswer if _OLLAMA.fullmatch(path) else ErrorAnswer
 
 
 def shaped(
@@ -57,5 +65,7 @@ def shaped(
         # Clients that shorten a conversation by themselves look for these words.
         text = f"prompt is too long: {message}" if code == TOO_LONG else message
         return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
+    if shape is OllamaErrorAnswer:
+        return {"error": message}
     kind = _KINDS.get(status, server)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -94,14 +94,15 @@ class APIError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's shape."""
-        return shaped(ErrorAnswer, self.status, self.message, self.param, self.code)
+        return self.shaped(ErrorAnswer)
 
-    def body_for(self, path: str) -> dict[str, Any]:
-        """Returns the error in the shape that a client of this path reads."""
-        return shaped(shape_of(path), self.status, self.message, self.param, self.code)
+    def shaped(self, shape: type[BaseModel]) -> dict[str, Any]:
+        """Returns the error in the shape of a protocol."""
+        return shaped(shape, self.status, self.message, self.param, self.code)
 
     def response_for(self, path: str) -> JSONResponse:
-        return JSONResponse(self.body_for(path), self.status, self.headers)
+        """Returns the error in the shape that a client of this path reads."""
+        return JSONResponse(self.shaped(shape_of(path)), self.status, self.headers)
 
 
 def invalid(param: str, message: str) -> APIError:

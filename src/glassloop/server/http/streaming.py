@@ -12,9 +12,10 @@ from pydantic import ConfigDict, with_config
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+EVENTS = "text/event-stream"
 KEEP_ALIVE = 15.0  # seconds without an event, after which a comment says that the connection is alive
 STILL_HERE = b": still here\n\n"
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}  # for OpenAPI
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {EVENTS: {}}}}  # for OpenAPI
 T = TypeVar("T")
 # Decorates the TypedDict of a whole answer, which is the dictionary that is sent and describes it in the
 # OpenAPI document. Its schema is made when the document is, since all together take long at the start.
@@ -66,15 +67,17 @@ class EventStream(Response):
     """Sends what a generator yields. When the client disconnects the generator is closed at once; however it
     ends, `release` is called."""
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         chunks: AsyncGenerator[bytes, None],
         headers: dict[str, str] | None = None,
         release: Callable[[], None] = lambda: None,
+        media_type: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
+        super().__init__(
+            media_type=media_type,
+            headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})},
+        )
         del self.headers["content-length"]
         self._chunks = chunks
         self._release = release
@@ -90,7 +93,8 @@ class EventStream(Response):
         async with aclosing(self._chunks) as chunks:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from glassloop.engine.deadline import Deadline
 from glassloop.engine.request_maker import Prompt
+from glassloop.ops.quant import Float32
 from glassloop.server.http.bodies import BodyRoute
 from glassloop.server.http.body_fields import Prompts, Whole
 from glassloop.server.http.errors import ERRORS, invalid
@@ -67,12 +68,17 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
+def unit_vector(service: Service, ids: list[int], deadline: Deadline) -> Float32:
+    """Returns the embedding of a text, of length one."""
+    mean = service.llm.embed(ids, deadline=deadline)
+    length = float(np.linalg.norm(mean))
+    return mean / np.float32(length) if length else mean
+
+
 def _embed(service: Service, body: EmbeddingBody, inputs: list[list[int]], deadline: Deadline) -> Response:
     embeddings = []
     for index, ids in enumerate(inputs):
-        mean = service.llm.embed(ids, deadline=deadline)
-        length = float(np.linalg.norm(mean))
-        vector = mean / np.float32(length) if length else mean
+        vector = unit_vector(service, ids, deadline)
         if body.encoding_format == "base64":
             shown: list[float] | str = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         else:
@@ -88,19 +94,27 @@ def _encode(service: Service, body: EmbeddingBody) -> list[list[int]]:
     if len(inputs) > _MOST_INPUTS:
         raise invalid("input", f"input has {len(inputs)} texts; at most {_MOST_INPUTS} are expected")
     service.check_texts((each for each in inputs if isinstance(each, str)), "input")
-    return [_encode_one(service, each, f"input[{place}]") for place, each in enumerate(inputs)]
+    return [encode_one(service, each, "input", f"input[{place}]") for place, each in enumerate(inputs)]
 
 
-def _encode_one(service: Service, text_or_ids: Prompt, name: str) -> list[int]:
+def encode_one(
+    service: Service, text_or_ids: Prompt, field: str, name: str | None = None, *, cut: bool = False
+) -> list[int]:
+    """Returns the token ids of one input. An error is about `field` and calls the input `name`; with `cut`
+    what the context does not hold is left out."""
+    name = name or field
     if isinstance(text_or_ids, str):
-        service.check_text(text_or_ids, "input")
-        ids = service.llm.tokenizer.encode(text_or_ids, parse_special=False)
+        text = text_or_ids[: service.longest_text] if cut else text_or_ids
+        service.check_text(text, field)
+        ids = service.llm.tokenizer.encode(text, parse_special=False)
     else:
         ids = list(text_or_ids)
-    service.check_length(len(ids), "input")
+    if cut:
+        del ids[service.most_prompt :]
+    service.check_length(len(ids), field)
     if not ids:
-        raise invalid("input", f"{name} is empty; at least one token is expected")
+        raise invalid(field, f"{name} is empty; at least one token is expected")
     last = service.llm.config.vocab_size - 1
     if any(not 0 <= token <= last for token in ids):
-        raise invalid("input", f"{name} has token ids outside the vocabulary, 0 to {last}")
+        raise invalid(field, f"{name} has token ids outside the vocabulary, 0 to {last}")
     return ids

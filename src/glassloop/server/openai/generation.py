@@ -8,6 +8,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from math import isnan
 from typing import Any, Literal, NotRequired, TypeVar
 
@@ -26,7 +27,15 @@ from glassloop.server.diffusion_options import DiffusionOptions, diffused
 from glassloop.server.http.body_fields import many
 from glassloop.server.http.clients import client_of
 from glassloop.server.http.errors import APIError, as_api_error, invalid
-from glassloop.server.http.streaming import JSON, KEEP_ALIVE, STILL_HERE, EventStream, data, unless_gone
+from glassloop.server.http.streaming import (
+    EVENTS,
+    JSON,
+    KEEP_ALIVE,
+    STILL_HERE,
+    EventStream,
+    data,
+    unless_gone,
+)
 from glassloop.server.runs.state import RunState
 from glassloop.server.sampling_options import Body, SamplingOptions
 from glassloop.server.service import Service
@@ -45,7 +54,7 @@ async def respond(
         body.adapter = adapter  # type: ignore[attr-defined]  # a field of Sampling
     generation = await service.threads.prepare(request, body, _prepare, prepare, service, body)
     generation.client = client_of(request)
-    if body.given.get("stream"):
+    if body.streams:
         return generation.stream()
     return await unless_gone(request.receive, generation.whole())
 
@@ -66,6 +75,8 @@ def _prepare(prepare: Callable[[Service, B], Generation], service: Service, body
 
 class Generation(ABC):
     """One HTTP request for text: its engine requests, and the answer in the shapes of its endpoint."""
+
+    media_type = EVENTS  # of a stream
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self.service = service
@@ -98,7 +109,8 @@ class Generation(ABC):
     def stream(self) -> Response:
         states = self.service.control.start_for_client(self.requests)
         headers = self.headers([state.run for state in states])
-        return EventStream(self._chunks(states), headers, lambda: self.service.control.release(states))
+        release = partial(self.service.control.release, states)
+        return EventStream(self._chunks(states), headers, release, self.media_type)
 
     async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
         places = {state: index for index, state in enumerate(states)}

@@ -44,6 +44,7 @@ The same as data: <a href="/openapi.json">openapi.json</a>. The page where each 
 _GROUPS = {
     "OpenAI": "OpenAI's protocol",
     "Anthropic": "Anthropic's protocol",
+    "Ollama": "Ollama's protocol",
     "tokens": "Tokens",
     "runs": "Runs",
     "edits": "Edits",

@@ -118,6 +118,26 @@ EXAMPLES = {
         "Returns a vector of length one for each text: the mean of the last hidden states of its tokens.",
         {"input": ["The cat sat on the mat.", "A kitten was on a rug."]},
     ),
+    "POST /api/chat": Example(
+        "Generates the next turn of a conversation in Ollama's form, streamed as lines of JSON.",
+        {"messages": _SAY_HI, "options": {"num_predict": 20, "seed": 7}},
+        more=(("as a whole", {"messages": _SAY_HI, "stream": False, "options": {"num_predict": 20}}),),
+    ),
+    "POST /api/generate": Example(
+        "Answers one prompt in Ollama's form; with raw it is continued as it is.",
+        {"prompt": "Say hi.", "stream": False, "options": {"num_predict": 20, "seed": 7}},
+        more=(("raw", {"prompt": _START, "raw": True, "options": {"num_predict": 8}}),),
+    ),
+    "POST /api/embed": Example(
+        "Returns the embeddings of texts in Ollama's form.", {"input": ["The cat sat on the mat."]}
+    ),
+    "POST /api/embeddings": Example(
+        "Returns the embedding of a text in the older form of Ollama.", {"prompt": "The cat sat on the mat."}
+    ),
+    "POST /api/show": Example("Describes the model in Ollama's form.", {}),
+    "GET /api/tags": Example("Lists the models in Ollama's form."),
+    "GET /api/ps": Example("Lists the models that are loaded in Ollama's form."),
+    "GET /api/version": Example("Says which version of Ollama's API this is."),
     "GET /v1/models": Example("Lists the model that is served."),
     "GET /v1/models/{model}": Example("Describes the model, if this is its name.", path={"model": "MODEL"}),
     "POST /tokenize": Example(
