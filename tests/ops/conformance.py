@@ -29,6 +29,7 @@ from glassloop.ops.kv_cache import CacheSpec
 from glassloop.ops.protocol import Array, Ops, QueryGrowth
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.routing import PLAIN_GATING, Expert, Gating, Router, Routing
 from glassloop.ops.tensor import Tensor
 
 # The largest difference from the reference, in parts of the largest result of a row.
@@ -37,6 +38,7 @@ BOUNDS = {
     "float": 3e-5,  # another order of float32 sums, another exp
     "attention": 2e-3,  # keys, values and weights of 16 bits
     "quantized": 0.03,  # inputs of products rounded to 8 bits
+    "experts": 0.1,  # three such products one after another
 }
 HALF_BOUND = 0.03  # of op sets that compute in half precision (bfloat16)
 SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e-20, 6.0, -6.0, 60.0, -60.0, 1e15, -1e15)
@@ -161,6 +163,8 @@ def cases() -> Iterator[Case]:
     yield from _norms()
     yield from _pointwise()
     yield from _attention()
+    yield from _routes()
+    yield from _experts()
 
 
 def _values(seed: int, *shape: int, size: float = 1.0) -> Float32:
@@ -390,6 +394,101 @@ def _attention() -> Iterator[Case]:
     yield case("with sinks and reach", ((0, 6),), sinks=1.0, reach=(1, 2, 6, 6, 6, 6))
     yield case("with reach", ((0, 6), (0, 3)), reach=(1, 2, 6, 6, 6, 6, 3, 3, 3))
     yield case("with reach and a window", ((0, 6),), window=2, reach=(6, 6, 6, 6, 6, 6))
+
+
+_ROUTINGS = {
+    "softmax": Routing(9, 3),
+    "softmax of one": Routing(1, 1),
+    "softmax, normalized": Routing(40, 8, normalized=True, factor=2.5),
+    "softmax with a bias of the choice": Routing(9, 4, normalized=True, epsilon=1e-12),
+    "sigmoid": Routing(7, 2, "sigmoid"),
+    "sigmoid with groups": Routing(24, 4, "sigmoid", True, 1e-20, groups=6, chosen_groups=2),
+    "sigmoid with a bias of the choice": Routing(24, 3, "sigmoid", groups=4, chosen_groups=3),
+    "chosen": Routing(20, 4, "chosen"),
+    "mixer": Routing(16, 2, "mixer", closeness=0.2),
+}
+
+
+def _route(x: Array, part: Part, routing: Routing) -> Array:
+    weights = part.weights
+    router = Router(weights["router"], *(weights.get(name) for name in ("bias", "choice", "factors")))
+    return part.ops.route(x, router, routing)
+
+
+def _routes() -> Iterator[Case]:
+    x = np.concatenate([_values(30, 5, 40), np.zeros((1, 40), np.float32), _values(31, 1, 40, size=1e15)])
+    x[2, 7] = np.nan
+    for name, routing in _ROUTINGS.items():
+
+        def compute(x: Array, part: Part, routing: Routing = routing) -> Array:
+            return _taken(_route(x, part, routing), part)
+
+        weights: dict[str, Any] = {"router": _matrix(32, routing.experts, 40)}
+        if "bias" in name:
+            weights["choice"] = Tensor.of("choice", _values(33, routing.experts, size=0.1))
+        elif "chosen" in name:
+            weights["bias"] = Tensor.of("bias", _values(34, routing.experts))
+        elif "normalized" in name:
+            weights["factors"] = Tensor.of("factors", _values(35, routing.experts))
+        yield Case(f"route by {name}", x, compute, (f"route:{routing.scores}",), "float", weights)
+
+
+def _experts() -> Iterator[Case]:
+    def case(
+        name: str,
+        format: Format,
+        rows: int,
+        routing: Routing = Routing(5, 2, normalized=True),
+        gating: Gating = PLAIN_GATING,
+        bias: bool = False,
+        weigh_input: bool = False,
+        sizes: tuple[int, int] = (40, 37),
+    ) -> Case:
+        dim, ffn = sizes
+        if format.take_apart is not None:
+            dim = ffn = max(format.block_values, 64)
+        weights: dict[str, Any] = {"router": _matrix(40, routing.experts, dim)}
+        for number in range(routing.experts):
+            for at, (kind, out, into) in enumerate(
+                (("gate", ffn, dim), ("up", ffn, dim), ("down", dim, ffn))
+            ):
+                weights[f"{number} {kind}"] = _matrix(41 + 3 * number + at, out, into, format)
+                if bias:
+                    weights[f"{number} {kind} bias"] = Tensor.of("bias", _values(90 + number + at, out))
+
+        def compute(x: Array, part: Part) -> Array:
+            kinds = [*("gate", "up", "down"), *(f"{kind} bias" for kind in ("gate", "up", "down"))]
+            experts = [
+                Expert(*(part.weights.get(f"{number} {kind}") for kind in kinds))
+                for number in range(routing.experts)
+            ]
+            routes = _route(x, part, routing)
+            return _taken(part.ops.experts(x, routes, experts, gating, weigh_input), part)
+
+        bound = "float" if format.take_apart is None else "experts"
+        needs = (f"experts:{gating.activation}", f"route:{routing.scores}")
+        return Case(f"experts {name}", _values(36, rows, dim), compute, needs, bound, weights)
+
+    for name, format in FORMATS.items():
+        yield case(name, format, 13)
+    floats = FORMATS["F32"]
+    for rows in (1, 2, 3, 130):
+        yield case(f"of {rows} rows", floats, rows)
+        yield case(f"Q8_0 of {rows} rows", FORMATS["Q8_0"], rows)
+    yield case("of one expert", FORMATS["Q4_0"], 53, Routing(1, 1, "sigmoid"))
+    yield case("that all are chosen", FORMATS["Q4_1"], 51, Routing(3, 3))
+    yield case("of 70 with 8 chosen", floats, 9, Routing(70, 8, "sigmoid"), sizes=(32, 8))
+    yield case("with biases", floats, 6, bias=True)
+    yield case(
+        "with biases and limits", floats, 6, Routing(4, 2, "chosen"), Gating("silu", 0.7, 1.702, 1.0), True
+    )
+    yield case("MXFP4 with biases and limits", FORMATS["MXFP4"], 6, Routing(4, 2, "chosen"),
+               Gating("silu", 7.0, 1.702, 1.0), True)  # fmt: skip
+    for kind in ("gelu_tanh", "relu"):
+        yield case(f"with {kind}", floats, 4, gating=Gating(kind))
+    yield case("with weighed inputs", floats, 7, Routing(4, 1, "sigmoid"), weigh_input=True)
+    yield case("with two weighed inputs", floats, 7, Routing(4, 2, "sigmoid"), weigh_input=True)
+    yield case("Q8_0 with weighed inputs", FORMATS["Q8_0"], 7, Routing(4, 2, "sigmoid"), weigh_input=True)
 
 
 # ── the list as a program ──────────────────────────────────────────────────────────────────────────────────

@@ -173,8 +173,8 @@ class Ops(Protocol):
         """activate(gate) * up."""
 
     def route(self, x: Array, router: Router, routing: Routing) -> Array:
-        """Chooses the experts of each row: routes [rows, 2 * chosen], as `ops/routing.py` defines them. The
-        logits are products in float32, and `x` is not rounded for them."""
+        """Chooses the experts of each row: routes [rows, 2 * chosen], which `ops/expert_choice.py` defines.
+        The logits are products in float32, and `x` is not rounded for them."""
 
     def experts(
         self, x: Array, routes: Array, experts: Sequence[Expert], gating: Gating, weigh_input: bool

@@ -1,4 +1,4 @@
-"""Experts with gradients: the routes of `ops/routing.py` and the products of the chosen experts, in torch.
+"""Experts with gradients: the routes of `ops/expert_choice.py` and the chosen experts, in torch.
 
 The choice itself has no gradient; the weights of the chosen experts have one, by which a router learns.
 """
@@ -15,7 +15,7 @@ from glassloop.ops.routing import Routing
 def choose_experts(
     logits: torch.Tensor, routing: Routing, choice_bias: torch.Tensor | None, factors: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns routes as the function of this name in `ops/routing.py` does: [rows, 2 * chosen]"""
+    """Returns routes as the function of this name in `ops/expert_choice.py` does: [rows, 2 * chosen]"""
     scores = logits
     if routing.scores == "softmax":
         scores = logits.softmax(-1)

@@ -234,6 +234,7 @@ static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
     quantize_columns(buffer->values + row * op->width, buffer, row, op->width, 0, op->width, op->quantize == 2);
 }
 
+#include "experts.h"
 #include "limits.h"
 #include "rows.h"
 
@@ -244,7 +245,7 @@ INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
     return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
 }
 
-/* All ops but linear, down, up, keep and attend work on rows, or on some columns of rows where a column depends on no
+/* All ops but linear, down, up, keep, attend and those of experts work on rows, or on some columns of rows where a column depends on no
  * other. With few rows the threads divide the columns, as they do those of a linear op, and a unit has all rows. With
  * many they divide the rows, and a unit has several, since one is little work. So a thread mostly reads what it has
  * written. */
@@ -269,6 +270,8 @@ static void run_row(const gl_program *p, const gl_op *op, int64_t row, int64_t f
     case GL_SCALE: each_value(p, op, row, from, to, GL_SCALE); break;
     case GL_SOFTCAP: each_value(p, op, row, from, to, GL_SOFTCAP); break;
     case GL_TAKE: take(p, op, row); break;
+    case GL_ROUTE: route(p, op, row, scratch); break;
+    case GL_WEIGH: weigh_rows(p, op, row); break;
     case GL_QUANTIZE: quantize(p, op, row); break;
     }
 }
@@ -287,6 +290,9 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
     case GL_ATTEND:
         for (int32_t s = 0; s < p->batch->spans; s++) units += span_units(&p->batch->span[s], cache_of(p, op));
         return units;
+    case GL_GROUP: return 1;
+    case GL_EXPERTS_INNER: return inner_units(p, op->experts);
+    case GL_EXPERTS_OUTER: return parts_of(parts_of(op->width, LANES), tiles_a_unit(op->experts->down, rows));
     default: {
         piece each = piece_of(op, rows);
         return parts_of(rows, each.rows) * parts_of(op->width, each.columns);
@@ -331,6 +337,9 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     case GL_UP: adapter_up(p, op, unit); break;
     case GL_KEEP: keep(p, op, unit); break;
     case GL_ATTEND: attend(p, op, unit, scratch); break;
+    case GL_GROUP: group_pairs(p, op); break;
+    case GL_EXPERTS_INNER: experts_inner(p, op, unit); break;
+    case GL_EXPERTS_OUTER: experts_outer(p, op, unit); break;
     default: {
         piece each = piece_of(op, rows);
         int64_t across = parts_of(op->width, each.columns);

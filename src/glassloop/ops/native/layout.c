@@ -30,7 +30,17 @@ static const gl_constant table[] = {
     SIZE(gl_op), AT(gl_op, kind), AT(gl_op, wait), AT(gl_op, wanted), AT(gl_op, quantize), AT(gl_op, width),
     AT(gl_op, a), AT(gl_op, b), AT(gl_op, out), AT(gl_op, i0), AT(gl_op, i1), AT(gl_op, i2), AT(gl_op, group),
     AT(gl_op, only_quantized), AT(gl_op, f0), AT(gl_op, f1), AT(gl_op, matrix), AT(gl_op, weight), AT(gl_op, bias),
-    AT(gl_op, adapters),
+    AT(gl_op, adapters), AT(gl_op, routing), AT(gl_op, experts),
+
+    SIZE(gl_routing), AT(gl_routing, experts), AT(gl_routing, chosen), AT(gl_routing, scores), AT(gl_routing, normalized),
+    AT(gl_routing, groups), AT(gl_routing, chosen_groups), AT(gl_routing, epsilon), AT(gl_routing, factor),
+    AT(gl_routing, closeness), AT(gl_routing, choice_bias), AT(gl_routing, factors), IS(GL_MOST_EXPERTS),
+    IS(GL_MOST_CHOSEN), IS(GL_MOST_GROUPS), IS(GL_SOFTMAX), IS(GL_LOGISTIC), IS(GL_CHOSEN), IS(GL_MIXER),
+
+    SIZE(gl_experts), AT(gl_experts, gate), AT(gl_experts, up), AT(gl_experts, down), AT(gl_experts, gate_bias),
+    AT(gl_experts, up_bias), AT(gl_experts, down_bias), AT(gl_experts, count), AT(gl_experts, chosen), AT(gl_experts, ffn),
+    AT(gl_experts, weigh_input), AT(gl_experts, activation), AT(gl_experts, limit), AT(gl_experts, slope),
+    AT(gl_experts, shift),
 
     SIZE(gl_adapter), AT(gl_adapter, down), AT(gl_adapter, up), AT(gl_adapter, scale),
 
@@ -57,7 +67,8 @@ static const gl_constant table[] = {
     AT(gl_chain, kept), AT(gl_chain, tokens), AT(gl_chain, margins), IS(GL_MOST_DRAFTS), IS(GL_MARGINS),
 
     IS(GL_EMBED), IS(GL_NORM), IS(GL_LINEAR), IS(GL_DOWN), IS(GL_UP), IS(GL_ANGLES), IS(GL_ROTATE), IS(GL_KEEP), IS(GL_ATTEND),
-    IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_QUANTIZE),
+    IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_ROUTE), IS(GL_GROUP), IS(GL_WEIGH),
+    IS(GL_EXPERTS_INNER), IS(GL_EXPERTS_OUTER), IS(GL_QUANTIZE),
 
     IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_SIGMOID), IS(GL_RELU2), IS(GL_TOKENS), IS(GL_POSITIONS), IS(GL_ADAPTERS),
 

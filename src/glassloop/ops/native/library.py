@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.batch import PAGE
+from glassloop.ops.routing import MOST_CHOSEN, MOST_EXPERTS, MOST_GROUPS
 
 BLOCK = 32  # values that share an activation scale
 BLOCK_BYTES = 48  # gl_block: a quantized block of a row, its codes with scale and sums
@@ -46,11 +47,13 @@ INSTRUCTION_SETS = ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod", 
 # The enums of native.h and choosing.h, each counted from 0 but for the failures.
 OP_KINDS = (
     *("embed", "norm", "linear", "down", "up", "angles", "rotate", "keep", "attend"),
-    *("activate", "add", "scale", "softcap", "take", "quantize"),
+    *("activate", "add", "scale", "softcap", "take"),
+    *("route", "group", "weigh", "experts_inner", "experts_outer", "quantize"),
 )
 PACKINGS = ("f32", "f16", "bf16", "q4", "q8", "table", "q2")
 SCALES = ("scale_f16", "scale_bf16", "scale_steps", "scale_zeros")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2")
+SCORES = ("softmax", "logistic", "chosen", "mixer")  # in the order of `Scores` of ops/routing.py
 IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "words")
 SELECTIONS = ("nothing", "ids", "mask")
@@ -101,7 +104,19 @@ Op = _structure(
     (c_int32, "kind wait wanted quantize width a b out i0 i1 i2 group only_quantized"),
     (c_float, "f0 f1"),
     (POINTER(Matrix), "matrix"),
-    (c_void_p, "weight bias adapters"),
+    (c_void_p, "weight bias adapters routing experts"),
+)
+Routing = _structure(
+    "gl_routing",
+    (c_int32, "experts chosen scores normalized groups chosen_groups"),
+    (c_float, "epsilon factor closeness"),
+    (c_void_p, "choice_bias factors"),
+)
+Experts = _structure(
+    "gl_experts",
+    (c_void_p, "gate up down gate_bias up_bias down_bias"),
+    (c_int32, "count chosen ffn weigh_input activation"),
+    (c_float, "limit slope shift"),
 )
 Adapter = _structure("gl_adapter", (c_void_p, "down up"), (c_float, "scale"))
 Buffer = _structure("gl_buffer", (c_void_p, "values quantized"))
@@ -283,7 +298,18 @@ def _layout() -> dict[str, int]:
         found[name] = sizeof(kind)
         for field in kind._fields_:
             found[f"{name}.{field[0]}"] = getattr(kind, field[0]).offset
-    for names in (OP_KINDS, PACKINGS, SCALES, ACTIVATIONS, IDS, LIMITS, SELECTIONS, ("fine", *FAULTS)):
+    found |= {"GL_MOST_EXPERTS": MOST_EXPERTS, "GL_MOST_CHOSEN": MOST_CHOSEN, "GL_MOST_GROUPS": MOST_GROUPS}
+    for names in (
+        OP_KINDS,
+        PACKINGS,
+        SCALES,
+        ACTIVATIONS,
+        SCORES,
+        IDS,
+        LIMITS,
+        SELECTIONS,
+        ("fine", *FAULTS),
+    ):
         found |= {f"GL_{name.upper()}": number for number, name in enumerate(names)}
     return found | {f"GL_{name.upper()}": number for name, number in FAILURES.items()}
 

@@ -74,11 +74,36 @@ enum gl_op_kind {
     GL_SCALE,     /* out = a * f0 */
     GL_SOFTCAP,   /* out = tanh(a / f0) * f0 */
     GL_TAKE,      /* out = the wanted rows of a */
+    GL_ROUTE,     /* out = the experts of each row, and their weights, by the logits a */
+    GL_GROUP,     /* out = all pairs of a row and an expert by the routes a, sorted by expert; i0: chosen, i1: experts */
+    GL_WEIGH,     /* out = a times each weight of the routes b, one after the other; i0: chosen */
+    GL_EXPERTS_INNER, /* out = gated products of a with the first matrices of experts, for each pair of b */
+    GL_EXPERTS_OUTER, /* out = weighted sums of the products of a with their last matrices, for each row */
     GL_QUANTIZE   /* quantize a, for the linears that follow */
 };
 
 enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU, GL_SIGMOID, GL_RELU2 };
+/* How a router scores: see ops/routing.py. */
+enum gl_scores { GL_SOFTMAX, GL_LOGISTIC, GL_CHOSEN, GL_MIXER };
 enum gl_ids { GL_TOKENS, GL_POSITIONS, GL_ADAPTERS };
+
+/* How a row chooses its experts. The numbers are within these bounds. */
+#define GL_MOST_EXPERTS (1 << 14)
+#define GL_MOST_CHOSEN 256
+#define GL_MOST_GROUPS 256
+typedef struct {
+    int32_t experts, chosen, scores, normalized, groups, chosen_groups;
+    float epsilon, factor, closeness;
+    const float *choice_bias, *factors; /* [experts], or NULL */
+} gl_routing;
+
+/* The experts of a layer. */
+typedef struct {
+    const gl_matrix *gate, *up, *down;                    /* [count] */
+    const float *gate_bias, *up_bias, *down_bias;         /* [count, outputs], or NULL */
+    int32_t count, chosen, ffn, weigh_input, activation;
+    float limit, slope, shift; /* limit: 0 for none */
+} gl_experts;
 
 typedef struct {
     int32_t kind;
@@ -94,6 +119,8 @@ typedef struct {
     const gl_matrix *matrix;
     const float *weight, *bias;
     const gl_adapter *adapters; /* by the number that rows have; 0 is none */
+    const gl_routing *routing;
+    const gl_experts *experts;
 } gl_op;
 
 /* 32 values of a row, quantized. All that the kernels read of it lies together, so that they need one pointer per row. */

@@ -11,12 +11,11 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakSet
 
 import numpy as np
 
-from glassloop.errors import ModelError
 from glassloop.ops.batch import Batch, Int32
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
@@ -28,7 +27,7 @@ from glassloop.ops.native.program import Chain, NativeProgram, OpTime
 from glassloop.ops.native.recorder import NativeRecorder, NativeValue
 from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
 from glassloop.ops.quant import F32, Float32, Format
-from glassloop.ops.routing import Expert, Gating, Router, Routing
+from glassloop.ops.routing import Expert, Gating, Router, Routing, Scores
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
@@ -48,7 +47,7 @@ class _AdaptedPlaceholder(_Placeholder):
 class NativeOps:
     name = "native"
     step_rows, rows_beside, most_running = 512, 128, 64
-    lacks: frozenset[str] = frozenset({"route", "experts"})
+    lacks: frozenset[str] = frozenset()
     # The arithmetic that docs/ops.md defines; the same bits on every instruction set. A change of any bit of
     # a result is a new version.
     description = "native arithmetic 2"
@@ -141,7 +140,13 @@ class NativeOps:
         if weight.is_quantized:
             self._recorder.want_quantized(x, x.width // x.heads, fine)
         return self._recorder.call(
-            "linear", weight.out, x, i0=fine, matrix=weight.layout, bias=self._pointer(bias)
+            "linear",
+            weight.out,
+            x,
+            reads_quantized=weight.is_quantized,
+            i0=fine,
+            matrix=weight.layout,
+            bias=self._pointer(bias),
         )
 
     def adapt(
@@ -261,7 +266,22 @@ class NativeOps:
         return self._recorder.call("activate", gate.width, gate, up, i0=lib.ACTIVATIONS.index(kind))
 
     def route(self, x: NativeValue, router: Router, routing: Routing) -> NativeValue:
-        raise ModelError("the native op set has no experts")
+        logits = self.linear(x, router.weight, router.bias)
+        how = lib.Routing(
+            routing.experts,
+            routing.chosen,
+            get_args(Scores).index(routing.scores),
+            routing.normalized,
+            routing.groups,
+            routing.chosen_groups,
+            routing.epsilon,
+            routing.factor,
+            2 * routing.closeness,
+            self._pointer(router.choice_bias),
+            self._pointer(router.factors),
+        )
+        self._kept.append(how)
+        return self._recorder.call("route", 2 * routing.chosen, logits, routing=ctypes.addressof(how))
 
     def experts(
         self,
@@ -271,7 +291,50 @@ class NativeOps:
         gating: Gating,
         weigh_input: bool,
     ) -> NativeValue:
-        raise ModelError("the native op set has no experts")
+        recorder, chosen, width = self._recorder, routes.width // 2, x.width
+        inner = [each for expert in experts for each in (expert.gate, expert.up)]
+        outer = [expert.down for expert in experts]
+        ffn = outer[0].into
+        about = lib.Experts(
+            *(self._matrices(experts, name) for name in ("gate", "up", "down")),
+            *(self._biases(experts, name) for name in ("gate_bias", "up_bias", "down_bias")),
+            count=len(experts),
+            chosen=chosen,
+            ffn=ffn,
+            weigh_input=weigh_input,
+            activation=lib.ACTIVATIONS.index(gating.activation),
+            limit=gating.limit or 0.0,
+            slope=gating.slope,
+            shift=gating.shift,
+        )
+        self._kept.append(about)
+        at = ctypes.addressof(about)
+        # Five words for each pair, and two: see `pair_plan` of experts.h.
+        plan = recorder.call("group", 5 * chosen + 2, routes, i0=chosen, i1=len(experts))
+        if weigh_input:
+            x = recorder.call("weigh", chosen * width, x, routes, i0=chosen)
+        quantized = self._quantized_for(x, inner, width)
+        h = recorder.call("experts_inner", chosen * ffn, x, plan, reads_quantized=quantized, experts=at)
+        quantized = self._quantized_for(h, outer, ffn)
+        return recorder.call("experts_outer", width, h, plan, reads_quantized=quantized, experts=at)
+
+    def _quantized_for(self, x: NativeValue, matrices: Sequence[NativeMatrix], columns: int) -> bool:
+        """Notes that x is read quantized if any of the matrices is. Returns whether all are."""
+        if any(matrix.is_quantized for matrix in matrices):
+            self._recorder.want_quantized(x, columns, fine=False)
+        return all(matrix.is_quantized for matrix in matrices)
+
+    def _matrices(self, experts: Sequence[Expert], name: str) -> int:
+        """Returns the address of the descriptions of one matrix of each expert, one after another."""
+        matrices = [getattr(expert, name) for expert in experts]
+        table = (lib.Matrix * len(matrices))(*(matrix.layout for matrix in matrices))
+        self._kept += [table, matrices]
+        return ctypes.addressof(table)
+
+    def _biases(self, experts: Sequence[Expert], name: str) -> int | None:
+        if getattr(experts[0], name) is None:
+            return None
+        return self._pointer(np.concatenate([getattr(expert, name) for expert in experts]))
 
     def add(self, x: NativeValue, y: NativeValue) -> NativeValue:
         return self._recorder.call("add", x.width, x, y)

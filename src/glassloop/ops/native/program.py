@@ -110,7 +110,7 @@ class NativeProgram:
         # Up to twelve queries attend together; each is copied, and has an output and a score for every key of
         # every page.
         largest = max([group.layout.padded_head_dim for group in pages])
-        scratch = max(12 * (2 * largest + pages_for(longest) * PAGE), self._widest)
+        scratch = max(12 * (2 * largest + pages_for(longest) * PAGE), 2 * self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
         return (

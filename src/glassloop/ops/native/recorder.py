@@ -17,9 +17,9 @@ from glassloop.ops.graph import Use, plan_buffers
 from glassloop.ops.native.library import BLOCK, OP_KINDS, Matrix, Op
 
 # Ops that can quantize their own output while it is in the processor's cache.
-_CAN_QUANTIZE = {"norm", "activate", "add", "scale", "softcap", "attend"}
+_CAN_QUANTIZE = {"norm", "activate", "add", "scale", "softcap", "attend", "weigh", "experts_inner"}
 # Those of them that can skip writing it as floats if it is only read quantized.
-_CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap"}
+_CAN_SKIP_FLOATS = {"norm", "activate", "add", "scale", "softcap", "experts_inner"}
 _CACHE = -2  # stands for the cache among the buffers that an op reads and writes
 
 
@@ -37,6 +37,7 @@ class NativeCall:
     a: NativeValue | None = None
     b: NativeValue | None = None
     quantize: int = 0  # 1: the output is also quantized, for linears; 2: finely, for the head
+    reads_quantized: bool = False  # it reads `a` quantized alone, not as floats
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -70,12 +71,13 @@ class NativeRecorder:
         a: NativeValue | None = None,
         b: NativeValue | None = None,
         wanted: bool | None = None,
+        reads_quantized: bool = False,
         **settings: Any,
     ) -> NativeValue:
         """Records an op and returns its output."""
         out = NativeValue(self._values, width, a.wanted if wanted is None and a is not None else bool(wanted))
         self._values += 1
-        self._makers[out.id] = NativeCall(kind, out, a, b, settings=settings)
+        self._makers[out.id] = NativeCall(kind, out, a, b, 0, reads_quantized, settings)
         self.calls.append(self._makers[out.id])
         return out
 
@@ -96,7 +98,7 @@ class NativeRecorder:
         if maker.kind in _CAN_QUANTIZE and (maker.kind != "attend" or columns % BLOCK == 0):
             maker.quantize = how
         else:
-            self.calls.append(NativeCall("quantize", None, value, quantize=how))
+            self.calls.append(NativeCall("quantize", None, value, quantize=how, reads_quantized=True))
 
     def finish(self, results: list[NativeValue]) -> tuple[list[Structure], list[Room], list[int], list[int]]:
         """Returns the ops, the buffers that they need, and the buffers of the results and of the inputs."""
@@ -105,10 +107,7 @@ class NativeRecorder:
         assert all(result.wanted for result in results), "a result has the wanted rows"
         as_floats = set(handed_out)
         for call in self.calls:
-            quantized = call.kind == "quantize" or (
-                call.kind == "linear" and call.a is not None and call.a.id in self._quantized
-            )
-            read_as_floats = (call.b,) if quantized else (call.a, call.b)
+            read_as_floats = (call.b,) if call.reads_quantized else (call.a, call.b)
             as_floats |= {value.id for value in read_as_floats if value is not None}
         homes, rooms = self._plan(handed_out)
         ops, written, read = [], set[int](), set[int]()
