@@ -61,6 +61,14 @@ def _both(rng: random.Random, options: Options) -> Options:
     return _layer_types(rng, options) | _rope(rng)
 
 
+def _olmo3(rng: random.Random, options: Options) -> Options:
+    full = _rope(rng)["rope_parameters"]
+    plain = {"rope_type": "default", "rope_theta": full["rope_theta"]}
+    return _layer_types(rng, options) | {
+        "rope_parameters": {"full_attention": full, "sliding_attention": plain}
+    }
+
+
 def _phi(rng: random.Random, options: Options) -> Options:
     share = rng.choice([0.5, 1.0])
     pairs = int(options["hidden_size"] / options["num_attention_heads"] * share) // 2
@@ -100,7 +108,7 @@ def _hunyuan(rng: random.Random, options: Options) -> Options:
 _BIASES = {"attention_bias": [False, True], "mlp_bias": [False, True]}
 DRAWN = {
     "olmo2": Drawn("Olmo2", {"attention_bias": [False, True]}, _turning, "olmo2"),
-    "olmo3": Drawn("Olmo3", {"attention_bias": [False, True]}, _both),
+    "olmo3": Drawn("Olmo3", {"attention_bias": [False, True]}, _olmo3, "olmo2"),
     "phi3": Drawn("Phi3", {}, _phi, "phi3"),
     "granite": Drawn(
         "Granite",

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 from model.drawn import DRAWN, draw
+from model.drawn_gguf import write_drawn
 from model.test_families import _assert_close, _oracle, _prompt
 from model.tiny import make
 
@@ -42,3 +43,16 @@ def test_logits_equal_transformers(name, seed, tmp_path):
     pieces.append(cache.forward([(1, 0, _prompt(19)), (0, 1, ids[1:34])], every_logit=True)[19:])
     pieces += [cache.forward([(1, at, [5]), (0, at + 15, [ids[at + 15]])])[1:] for at in range(19, 30)]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", [name for name, family in DRAWN.items() if family.gguf])
+def test_the_same_model_as_gguf(name, seed, tmp_path):
+    tiny = draw(name, seed)
+    rope = tiny.settings.get("rope_parameters")
+    if isinstance(rope, dict):
+        rope.get("full_attention", rope).pop("truncate", None)  # which GGUF cannot say
+    theirs = make(tiny, tmp_path)
+    write_drawn(theirs, tmp_path / "tiny.gguf", DRAWN[name].gguf)
+    ours, ids = ModelFiles(tmp_path / "tiny.gguf").transformer(ReferenceOps()), _prompt(45)
+    _assert_close(Branches(ours, 64).forward([(0, 0, ids)], every_logit=True), _oracle(theirs, ids))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from glassloop.model.build import LayerSizes, Reach, build_config, config_errors, reaches_of
+from glassloop.model.build import Factors, LayerSizes, Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import (
     MOST_LAYERS,
     AttentionConfig,
@@ -20,8 +20,10 @@ from glassloop.model.config import (
 )
 from glassloop.model.config_experts import feed_forwards_from_gguf
 from glassloop.model.families import FAMILY_BY_TYPE, GGUF_WITH_EXPERTS, ModelFamily
-from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling
+from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling, long_scaling
 from glassloop.model.unsupported import EXPERTS_GGUF, mixture_of_experts, unknown_family
+from glassloop.ops.exact import log_of
+from glassloop.ops.protocol import QueryGrowth
 from glassloop.ops.tensor import Tensor
 from glassloop.util.fields import Fields
 from glassloop.util.shown import shown
@@ -54,13 +56,16 @@ def config_from_gguf(
     qkv_bias = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors
     reaches = _reaches(fields, family, tensors, count, head_dim)
     with config_errors(where):
-        norm = NormConfig(family.norm_eps or fields.number(eps), family.norm)
+        norm = NormConfig(family.norm_eps or fields.number(eps), family.norm, family.norm_bias)
         attention = AttentionConfig(
             heads[0],
             kv_heads[0],
             head_dim,
             scale=fields.number("attention.scale", (dim / heads[0] if wide else head_dim) ** -0.5),
+            growth=_growth(fields),
             qk_norm=norm if family.qk_norm else None,
+            qk_norm_of=family.qk_norm_of,
+            qk_norm_last=family.qk_norm_last,
             qkv_bias=family.qkv_bias or qkv_bias,
             out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
             softcap=fields.number_or_none("attn_logit_softcapping"),
@@ -86,7 +91,19 @@ def config_from_gguf(
             context=fields.whole("context_length"),
             tied="output.weight" not in tensors,
             logit_softcap=fields.number_or_none("final_logit_softcapping"),
+            factors=Factors(
+                *(fields.number(f"{name}_scale", 1.0) for name in ("embedding", "residual", "logit"))
+            ),
         )
+
+
+def _growth(fields: Fields) -> QueryGrowth | None:
+    """Returns how queries grow with their position."""
+    rate = fields.number_or_none("attention.temperature_scale")
+    if rate is None:
+        return None
+    step = fields.whole("attention.temperature_length", fields.get("rope.scaling.original_context_length"))
+    return QueryGrowth(rate, step)
 
 
 def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
@@ -115,10 +132,13 @@ def _reaches(
     scaling = _scaling(fields, family, tensors, turning)
     rope = Rope(fields.number("rope.freq_base", 10_000.0), turning, scaling)
     local_base = fields.number("rope.freq_base_swa", family.local_rope_base or rope.base)
-    local_rope = Rope(local_base, rope.dim, None if family.local_rope_base else scaling)
+    plain = family.local_rope_base is not None or family.plain_windows
+    local_rope = Rope(local_base, rope.dim, None if plain else scaling)
     window = fields.whole_or_none("attention.sliding_window")
     local = _local_layers(fields, family, count) if window is not None else [False] * count
     turned = [family.nope_every is None or (index + 1) % family.nope_every != 0 for index in range(count)]
+    if family.nope_beside_windows and window is not None:
+        turned = local
     return reaches_of(window, local, turned, rope, local_rope)
 
 
@@ -140,13 +160,20 @@ def _scaling(
     fields: Fields, family: ModelFamily, tensors: Mapping[str, Tensor], turning: int
 ) -> Scaling | None:
     if "rope_freqs.weight" in tensors:
-        divisors = tensors["rope_freqs.weight"].float32().reshape(-1)
-        if len(divisors) != turning // 2 or not (np.isfinite(divisors) & (divisors > 0)).all():
-            raise Fields(fields.where, {}).error(
-                "rope_freqs.weight",
-                f"must hold {turning // 2} positive numbers, one for each pair of dimensions",
-            )
-        return ListedScaling(tuple(divisors.tolist()))
+        return ListedScaling(_divisors(fields, tensors, "rope_freqs.weight", turning // 2))
+    context = fields.whole("context_length")
+    if "rope_factors_long.weight" in tensors:
+        names = ("rope_factors_long.weight", "rope_factors_short.weight")
+        original = fields.whole("rope.scaling.original_context_length", context)
+        long, short = (_divisors(fields, tensors, name, turning // 2) for name in names)
+        return long_scaling(
+            long,
+            short,
+            context,
+            original,
+            context / original,
+            fields.number_or_none("rope.scaling.attn_factor"),
+        )
     kind = fields.get("rope.scaling.type", "none" if fields.get("rope.scale_linear") is None else "linear")
     match kind if isinstance(kind, str) else None:
         case "none":
@@ -159,7 +186,29 @@ def _scaling(
                 fields.whole("rope.scaling.original_context_length", fields.get("context_length")),
                 beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
                 beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
-                attention_factor=fields.number_or_none("rope.scaling.attn_factor"),
+                attention_factor=_yarn_sharpness(fields),
                 truncate=family.gguf_yarn_truncates,
             )
     raise fields.error("rope.scaling.type", f"is {shown(kind)}; none, linear or yarn is expected")
+
+
+def _yarn_sharpness(fields: Fields) -> float | None:
+    """Returns the factor of cosines and sines, or None for YaRN's own rule."""
+    factor, rate = (
+        fields.number_or_none("rope.scaling.attn_factor"),
+        fields.get("rope.scaling.yarn_log_multiplier"),
+    )
+    if factor is not None or not rate:
+        return factor
+    grown = 0.1 * log_of(max(fields.number("rope.scaling.factor"), 1.0))
+    return (grown + 1) / (grown * fields.number("rope.scaling.yarn_log_multiplier") + 1)
+
+
+def _divisors(fields: Fields, tensors: Mapping[str, Tensor], name: str, count: int) -> tuple[float, ...]:
+    """Returns the numbers that a file lists to divide the frequencies by."""
+    found = tensors[name].float32().reshape(-1) if name in tensors else np.zeros(0)
+    if len(found) != count or not (np.isfinite(found) & (found > 0)).all():
+        raise Fields(fields.where, {}).error(
+            name, f"must hold {count} positive numbers, one for each pair of dimensions"
+        )
+    return tuple(found.tolist())
