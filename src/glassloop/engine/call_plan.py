@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from glassloop.ops.batch import Batch
 from glassloop.ops.kv_cache import Pages
-from glassloop.ops.protocol import Array, Forward
+from glassloop.ops.protocol import Forward, Output
 
 
 class PageCopy(NamedTuple):
@@ -35,7 +35,7 @@ class CallPlan:
     copies: Sequence[PageCopy]  # made in this order before the rows are computed
     batch: Batch  # rows, positions, slots and page tables, wanted rows, adapters
 
-    def compute(self, forward: Forward, pages: Sequence[Pages]) -> Array:
+    def compute(self, forward: Forward[Output], pages: Sequence[Pages]) -> Output:
         """Copies the pages and computes the rows. Returns what `forward` does: the logits of the wanted
         rows."""
         for group, source, target in self.copies:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from threading import Lock
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from glassloop.engine.tasks.reading import Reading, Taker
 from glassloop.engine.tasks.task import RowProgram
 from glassloop.engine.thread import EngineThread
 from glassloop.errors import GlassloopError
-from glassloop.ops.protocol import Forward
+from glassloop.ops.protocol import Forward, Output
 from glassloop.ops.quant import Float32
 
 _KEPT = 32  # rows of logits: a slider asks about the same place again and again
@@ -53,13 +52,13 @@ def computed_after(
     engine: EngineThread,
     ids: Sequence[int],
     first: int,
-    compute: Forward,
+    compute: Forward[Output],
     deadline: Deadline | None = None,
     adapter: int = 0,
-) -> Any:
+) -> Output:
     """Returns what `compute` gives for the tokens from the place `first` on, in a call of its own. They are
     computed in one step, so they must be few."""
-    results: list[Any] = []
+    results: list[Output] = []
     read(engine, ids, first, results.append, RowProgram(compute, together=False), deadline, None, adapter)
     return results[0]
 

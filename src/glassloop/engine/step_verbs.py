@@ -69,7 +69,8 @@ class StepVerbs:
             if call.program is not None:
                 results = plan.compute(call.program.compute, pages)
             elif self._drafts.reads_states:
-                results, self._drafts.states = plan.compute(self._transformer.forward_with_states, pages)
+                results, states = plan.compute(self._transformer.forward_with_states, pages)
+                self._drafts.states = None if states is None else self._transformer.ops.host(states)
             else:
                 results = plan.compute(self._transformer.forward, pages)
         except Exception as error:

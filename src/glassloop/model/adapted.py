@@ -7,14 +7,14 @@ nothing of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol
 from weakref import WeakMethod, ref
 
 import numpy as np
 
 from glassloop.ops.batch import Batch, BatchError
 from glassloop.ops.kv_cache import Pages
-from glassloop.ops.protocol import Array, Forward, LowRank, Matrix, Ops
+from glassloop.ops.protocol import Forward, LowRank, Matrix, Ops, Output
 from glassloop.ops.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class AdapterTable(NamedTuple):
     """The loaded adapters by number, in the form in which an op set reads them."""
 
     loaded: tuple[Adapter | None, ...] = (None,)
-    parts: Mapping[str, Sequence[LowRank | None]] = {}  # by linear layer, then by number
-    embedding: Matrix = None  # [numbers, dim], added to the embedding of a row
+    parts: Mapping[str, Sequence[LowRank[Matrix] | None]] = {}  # by linear layer, then by number
+    embedding: Matrix | None = None  # [numbers, dim], added to the embedding of a row
 
     def with_adapter(self, adapter: Adapter, dim: int, ops: Ops) -> tuple[AdapterTable, int]:
         """Returns the table with one more adapter, and its number: the first that is free."""
@@ -41,7 +41,7 @@ class AdapterTable(NamedTuple):
 
     def _loading(self, loaded: tuple[Adapter | None, ...], dim: int, ops: Ops) -> AdapterTable:
         """Returns a table of these adapters. Matrices that this table has are used again."""
-        parts: dict[str, list[LowRank | None]] = {}
+        parts: dict[str, list[LowRank[Matrix] | None]] = {}
         # Adding -0.0 leaves every number as it is; adding 0.0 would turn -0.0 into 0.0.
         embedding = np.full((len(loaded), dim), -0.0, np.float32)
         for number, adapter in enumerate(loaded):
@@ -66,21 +66,23 @@ class Adaptable(Protocol):
     def adapters(self) -> AdapterTable: ...
 
 
-class AdaptedForward:
+class AdaptedForward(Generic[Output]):
     """A computation over the forward pass, prepared for the op set twice: without adapters and, when the
     first batch with adapters comes, with all that are loaded then."""
 
-    def __init__(self, model: Adaptable, compute: Forward) -> None:
+    def __init__(self, model: Adaptable, compute: Forward[Output]) -> None:
         # A model holds the programs of its own methods. These must not hold it too, or only the garbage
         # collector could free it.
         is_method = getattr(compute, "__self__", None) is model
         self._model = ref(model)
-        self._compute: Callable[[], Forward | None] = WeakMethod(compute) if is_method else lambda: compute
+        self._compute: Callable[[], Forward[Output] | None] = (
+            WeakMethod(compute) if is_method else lambda: compute
+        )
         self.plain = model.ops.program(compute)
         self._adapted = self.plain
         self._recorded_adapters = model.adapters
 
-    def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Array:
+    def __call__(self, batch: Batch, pages: Sequence[Pages]) -> Output:
         if not any(batch.adapters):
             return self.plain(batch, pages)
         model, compute = self._model(), self._compute()

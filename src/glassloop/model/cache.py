@@ -11,7 +11,7 @@ import numpy as np
 
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
-from glassloop.ops.protocol import Array
+from glassloop.ops.quant import Float32
 
 
 class Branches:
@@ -27,7 +27,7 @@ class Branches:
         work: Sequence[tuple[int, int, Sequence[int]]],
         every_logit: bool = False,
         adapters: Sequence[int] = (),
-    ) -> Array:
+    ) -> Float32:
         """Returns the logits of work given as (branch, first position, tokens), on the host. `adapters` has
         the number of the adapter of each row."""
         batch = self.batch(work, every_logit)._replace(adapters=list(adapters))

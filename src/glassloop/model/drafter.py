@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,11 @@ class Drafter:
 
     def state(self, features: Sequence[Array]) -> Array:
         """Returns the state of each row: the sum of its projected features. [rows, dim]"""
-        total = None
-        for number, feature in enumerate(features):
-            name = f"feature.{number}"
-            part = self._linear(f"{name}.weight", self._norm(f"{name}.norm", feature))
-            total = part if total is None else self.ops.add(total, part)
-        return total
+        projected = [
+            self._linear(f"feature.{number}.weight", self._norm(f"feature.{number}.norm", feature))
+            for number, feature in enumerate(features)
+        ]
+        return reduce(self.ops.add, projected)
 
     def keys_and_values(self, state: Array, angles: Array | None) -> tuple[Array, Array]:
         """Returns what the chain attends to of each row. [rows, kv heads, head dim]"""

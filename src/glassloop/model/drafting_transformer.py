@@ -34,7 +34,9 @@ class DraftingTransformer(Transformer):
     def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array]:
         """Returns what `forward` does, and the states of the wanted rows, [wanted, dim], that chains of
         drafts begin with."""
-        logits, states = self._program(batch, pages)
+        outputs = self._program(batch, pages)
+        assert isinstance(outputs, list)
+        logits, states = outputs
         return logits, states
 
     def _outputs(self, batch: Batch, pages: Sequence[Pages]) -> list[Array]:

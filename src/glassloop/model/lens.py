@@ -73,18 +73,18 @@ class Lens:
         return np.array(self._model.ops.host(self._embeddings(batch, self._one_page)))
 
     @cached_property
-    def _layers(self) -> Forward:
+    def _layers(self) -> Forward[list[Array]]:
         model = self._model
 
-        def compute(batch: Batch, pages: Sequence[Pages]) -> Array:
+        def compute(batch: Batch, pages: Sequence[Pages]) -> list[Array]:
             stream = model.residuals(batch, pages, model.ops)
             return [model.logits(model.final_hidden(x, batch)) for x in stream]
 
         return AdaptedForward(model, compute)
 
     @cached_property
-    def _queries(self) -> Forward:
-        def compute(batch: Batch, pages: Sequence[Pages]) -> Array:
+    def _queries(self) -> Forward[list[Array]]:
+        def compute(batch: Batch, pages: Sequence[Pages]) -> list[Array]:
             watching = Watching(self._model.ops)
             for _ in self._model.residuals(batch, pages, watching):
                 pass
@@ -93,7 +93,7 @@ class Lens:
         return AdaptedForward(self._model, compute)
 
     @cached_property
-    def _embeddings(self) -> Forward:
+    def _embeddings(self) -> Forward[Array]:
         ops, table = self._model.ops, self._model.token_embedding
 
         def compute(batch: Batch, pages: Sequence[Pages]) -> Array:

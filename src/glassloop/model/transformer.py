@@ -71,9 +71,11 @@ class Transformer:
     def forward(self, batch: Batch, pages: Sequence[Pages]) -> Array:
         """Returns the logits of the wanted rows, [wanted, vocabulary], and writes the keys and values of all
         rows to their pages."""
-        return self._program(batch, pages)
+        logits = self._program(batch, pages)
+        assert not isinstance(logits, list)
+        return logits
 
-    def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array]:
+    def forward_with_states(self, batch: Batch, pages: Sequence[Pages]) -> tuple[Array, Array | None]:
         """Returns what `forward` does, and the states that drafts begin with: None without a drafter."""
         return self.forward(batch, pages), None
 
@@ -82,7 +84,7 @@ class Transformer:
         return self._hidden_program(batch, pages)
 
     @cached_property
-    def _hidden_program(self) -> Forward:
+    def _hidden_program(self) -> Forward[Array]:
         """Made when it is first used: most models only compute logits."""
         return AdaptedForward(self, self._hidden)
 
@@ -111,8 +113,8 @@ class Transformer:
         """The bytes of the keys and values of one page of tokens, in all layers."""
         return page_bytes_of(self.cache_specs, self.ops)
 
-    def _outputs(self, batch: Batch, pages: Sequence[Pages]) -> Array:
-        """What the main program computes: the logits of the wanted rows."""
+    def _outputs(self, batch: Batch, pages: Sequence[Pages]) -> Array | list[Array]:
+        """What the main program computes: the logits of the wanted rows, and perhaps more."""
         return self.logits(self._hidden(batch, pages))
 
     def embedded(self, batch: Batch, ops: Ops) -> Array:
@@ -130,7 +132,7 @@ class Transformer:
         # Embedding: a vector for each token.
         x = self.embedded(batch, ops)  # [rows, dim]
         adapters = self.adapters if batch.adapters else AdapterTable()
-        if batch.adapters:
+        if adapters.embedding is not None:
             x = ops.add(x, ops.embed(adapters.embedding, batch.adapters))
 
         # Position: added here by older models, turned into queries and keys by newer ones.

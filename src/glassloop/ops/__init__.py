@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from typing import cast
 
 from glassloop.errors import GlassloopError
 from glassloop.ops.protocol import Ops
@@ -31,7 +32,7 @@ def choose_ops(name: str | None = None) -> Ops:
         if torch.has_device() or (name == "torch" and torch.installed() and torch.interpreted()):
             from glassloop.ops.torch.ops import TorchOps
 
-            return TorchOps()
+            return cast(Ops, TorchOps())
         if name == "torch":
             raise GlassloopError(
                 "ops is 'torch', which needs an NVIDIA GPU of 2020 or newer (compute capability 8.0)"
@@ -44,7 +45,7 @@ def choose_ops(name: str | None = None) -> Ops:
         if library.available():
             from glassloop.ops.native.ops import NativeOps
 
-            return NativeOps()
+            return cast(Ops, NativeOps())
         if name == "native":
             raise GlassloopError(
                 "ops is 'native', which was not built: install a C compiler and glassloop again"
@@ -52,7 +53,7 @@ def choose_ops(name: str | None = None) -> Ops:
         _say_once()
     from glassloop.ops.reference import ReferenceOps
 
-    return ReferenceOps()
+    return cast(Ops, ReferenceOps())
 
 
 @cache

@@ -48,7 +48,7 @@ class DraftChain(Protocol):
 class DraftOps(Ops, Protocol):
     """An op set that can run chains."""
 
-    def chain(self, compute: Forward, ids: Int32) -> DraftChain:
+    def chain(self, compute: Forward[list[Array]], ids: Int32) -> DraftChain:
         """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
         from the state before, which it takes from `given`."""
 

@@ -8,7 +8,7 @@ set; `host` converts an array to NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from glassloop.errors import ModelError
 from glassloop.ops.activations import Activation as Activation
@@ -20,16 +20,28 @@ from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
 
-Array = Any
-Matrix = Any
-Forward = Callable[[Batch, Sequence[Pages]], Array]
+
+class Array:
+    """Rows of activations, or a vector of weights, of some op set. Only the op set itself knows what it is:
+    `choose_ops` hides that from the type checker, so that no array is taken for a matrix or looked into."""
 
 
-class LowRank(NamedTuple):
+class Matrix:
+    """A weight matrix in the form in which some op set multiplies with it; hidden as an `Array` is."""
+
+
+Output = TypeVar("Output")
+M = TypeVar("M")
+Forward = Callable[
+    [Batch, Sequence[Pages]], Output
+]  # a computation over the forward pass, and what it returns
+
+
+class LowRank(NamedTuple, Generic[M]):
     """What an adapter adds to the product with one matrix [out, in]: scale * up(down(x))."""
 
-    down: Matrix  # [rank, in]
-    up: Matrix  # [out, rank]
+    down: M  # [rank, in]
+    up: M  # [out, rank]
     scale: float
 
 
@@ -64,7 +76,9 @@ class Ops(Protocol):
         """Waits until a device has computed results that a program returned early, and returns how many
         seconds that took. None if the call of the program has computed them."""
 
-    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
+    def program(
+        self, compute: Forward[Output], sizes: Sequence[int] = (), adapted: bool = False
+    ) -> Forward[Output]:
         """Returns the same computation, prepared to run many times. An op set may record its calls once.
 
         `compute` returns an array of the wanted rows or a list of such arrays; so does the program. `sizes`
@@ -95,7 +109,7 @@ class Ops(Protocol):
     def vector(self, tensor: Tensor) -> Array:
         """Returns the weight of a norm, or a bias."""
 
-    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank[Matrix]:
         """Returns the part of an adapter for one matrix, in the form in which `adapt` reads it."""
 
     def embed(self, table: Matrix, ids: Sequence[int]) -> Array:
@@ -110,7 +124,9 @@ class Ops(Protocol):
         fifth of the work.
         """
 
-    def adapt(self, y: Array, x: Array, adapters: Sequence[int], parts: Sequence[LowRank | None]) -> Array:
+    def adapt(
+        self, y: Array, x: Array, adapters: Sequence[int], parts: Sequence[LowRank[Matrix] | None]
+    ) -> Array:
         """y + scale * up(down(x)): [rows, out], where `parts[a]` is what adapter `a` of a row adds to the
         product y of x with one matrix. A row whose part is None keeps the bits of y. `y` is not used again.
         """

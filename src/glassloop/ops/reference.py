@@ -15,7 +15,7 @@ from glassloop.ops.batch import PAGE, Batch, BatchError, Span, check_page, check
 from glassloop.ops.expert_choice import choose_experts
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
-from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
+from glassloop.ops.protocol import Activation, Forward, LowRank, Output, QueryGrowth
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
@@ -73,7 +73,9 @@ class ReferenceOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
+    def program(
+        self, compute: Forward[Output], sizes: Sequence[int] = (), adapted: bool = False
+    ) -> Forward[Output]:
         def checked(batch: Batch, pages: Sequence[Pages]) -> Any:
             _check(batch, pages)
             return compute(batch, pages)
@@ -104,7 +106,7 @@ class ReferenceOps:
     def vector(self, tensor: Tensor) -> Float32:
         return tensor.float32()
 
-    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank[Float32]:
         return LowRank(self.matrix(down), self.matrix(up), scale)
 
     def embed(self, table: Float32, ids: Sequence[int]) -> Float32:
@@ -121,7 +123,7 @@ class ReferenceOps:
         return self.linear(x, weight, None)
 
     def adapt(
-        self, y: Float32, x: Float32, adapters: Sequence[int], parts: Sequence[LowRank | None]
+        self, y: Float32, x: Float32, adapters: Sequence[int], parts: Sequence[LowRank[Float32] | None]
     ) -> Float32:
         out = y.copy()
         for number in set(adapters):

@@ -59,7 +59,7 @@ def sum_of_experts(
 
 
 def _best(wanted: torch.Tensor, count: int) -> torch.Tensor:
-    return wanted.sort(-1, descending=True, stable=True).indices[..., :count]
+    return wanted.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def _in_best_groups(wanted: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from glassloop.errors import ModelError
 from glassloop.ops import rows as reference_rows
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place
 from glassloop.ops.memory import FreeMemory, host_memory
-from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
+from glassloop.ops.protocol import Activation, Array, Forward, LowRank, Matrix, Ops, Output, QueryGrowth
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
@@ -91,6 +91,21 @@ class TrainMatrix:
     adapter: TrainedLowRank | None = None
 
 
+def as_ops(ops: object) -> Ops:
+    """Returns an op set for training as a model takes it: the types of its arrays are hidden."""
+    return cast(Ops, ops)
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """Returns what a model has computed with an op set for training."""
+    return cast(torch.Tensor, array)
+
+
+def weight_of(matrix: Matrix) -> torch.Tensor:
+    """Returns the weight of a matrix of an op set for training."""
+    return cast(TrainMatrix, matrix).weight
+
+
 class TrainOps:
     """Implements `Ops` with torch functions that have gradients. The weights that a model asks for are in
     `matrices` and `vectors`, by the names of their tensors."""
@@ -117,7 +132,9 @@ class TrainOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
+    def program(
+        self, compute: Forward[Output], sizes: Sequence[int] = (), adapted: bool = False
+    ) -> Forward[Output]:
         return compute
 
     def cache_memory(self) -> int:
@@ -148,7 +165,7 @@ class TrainOps:
         values = torch.from_numpy(np.array(tensor.float32()))
         return values.to(self.device, self.dtype).requires_grad_()
 
-    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank[torch.Tensor]:
         matrices = [
             torch.from_numpy(np.array(each.float32())).to(self.device, self.dtype) for each in (down, up)
         ]
@@ -159,7 +176,7 @@ class TrainOps:
         y: torch.Tensor,
         x: torch.Tensor,
         adapters: Sequence[int],
-        parts: Sequence[LowRank | None],
+        parts: Sequence[LowRank[torch.Tensor] | None],
     ) -> torch.Tensor:
         numbers = torch.tensor(adapters, device=y.device)
         for number, part in enumerate(parts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,10 @@ from glassloop.model.config import ModelConfig
 from glassloop.model.layers.parts import ForwardStep
 from glassloop.model.layers.sublayer import Sublayer
 from glassloop.model.transformer import Transformer
+from glassloop.ops.protocol import Array
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
-from glassloop.train.gradient_ops import SequenceBatch, TrainOps
+from glassloop.train.gradient_ops import SequenceBatch, TrainOps, as_ops, tensor_of, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ class Network:
         self.bf16 = bf16
         self._compile = compile
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
-        self.transformer = Transformer(config, named, self.ops)
+        self.transformer = Transformer(config, named, as_ops(self.ops))
         if compile:
             self.transformer.layers = _compiled_groups(self.transformer.layers)
         if config.positions == "sinusoidal":  # a table that is computed, not trained
@@ -114,7 +115,7 @@ class Network:
                 )
             return head_cross_entropy(
                 hidden,
-                self.transformer.head.weight,
+                weight_of(self.transformer.head),
                 targets,
                 self.config.logit_softcap,
                 dtype=torch.bfloat16 if self.bf16 else self.ops.dtype,
@@ -147,9 +148,9 @@ class Network:
         teacher: Network,
         share: float,
     ) -> torch.Tensor:
-        logprobs = F.log_softmax(self.transformer.logits(hidden).float(), dim=-1)
+        logprobs = F.log_softmax(self._logits(hidden).float(), dim=-1)
         with torch.no_grad():
-            wanted = F.log_softmax(teacher.transformer.logits(theirs).float(), dim=-1)
+            wanted = F.log_softmax(teacher._logits(theirs).float(), dim=-1)
         divergence = (wanted.exp() * (wanted - logprobs)).sum(-1)
         counted = (targets >= 0).to(divergence.dtype)
         total = (divergence * counted).sum() * share
@@ -157,10 +158,14 @@ class Network:
 
     def _hidden(self, batch: SequenceBatch) -> torch.Tensor:
         batch.make_masks({layer.mixer.window for layer in self.config.layers})
-        return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # Packed is this op set's batch
+        # `SequenceBatch` is this op set's batch.
+        return tensor_of(self.transformer.hidden(batch, ()))  # type: ignore[arg-type]
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return tensor_of(self.transformer.logits(cast(Array, hidden)))
 
     def _cross_entropy(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self.transformer.logits(hidden)
+        logits = self._logits(hidden)
         if logits.dtype is not torch.float64:
             logits = logits.float()
         return F.cross_entropy(logits, targets, reduction="sum")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from time import perf_counter
+from typing import cast
 
 from glassloop.decode.chosen import Chosen
 from glassloop.decode.decoder import Decoder, choose_rows
@@ -24,6 +25,7 @@ from glassloop.model.registry import fetch
 from glassloop.model.transformer import Transformer
 from glassloop.ops import choose_ops
 from glassloop.ops.batch import Batch
+from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
 from glassloop.record.token import Drafter
 from glassloop.text.tokenizer import Tokenizer
@@ -99,7 +101,8 @@ class DraftModel(DraftSource):
             return []
         batch = Batch.of([(path.table, first, rows) for path, first, rows in spans], wanted)
         plan = CallPlan(self.tree.take_copies(), batch)
-        logits = plan.compute(self.transformer.forward, self.tree.pages)
+        # Rows of logits have a shape and places, whatever else an op set's arrays are.
+        logits = cast(Float32, plan.compute(self.transformer.forward, self.tree.pages))
         for path, _, _ in spans:
             self.tree.computed(path)
         chosen = choose_rows([draft.decoder for draft, _ in ready], logits)

@@ -56,7 +56,7 @@ class WantedRow(NamedTuple):
 class RowProgram(NamedTuple):
     """A computation over rows that is not the forward pass to the logits."""
 
-    compute: Forward
+    compute: Forward[Any]
     together: bool  # it returns an array of the wanted rows, so several tasks can share a call
 
 

@@ -32,6 +32,7 @@ class Norm(NamedTuple):
 
     def forward(self, x: Array, ops: Ops) -> Array:
         if self.config.kind == "layer":
+            assert self.bias is not None
             return ops.layer_norm(x, self.weight, self.bias, self.config.eps)
         return ops.rms_norm(x, self.weight, self.config.eps)
 
@@ -43,4 +44,4 @@ class ForwardStep(NamedTuple):
     batch: Batch
     pages: Sequence[Pages]
     angles: Mapping[Rope, Array]
-    adapted: Mapping[str, Sequence[LowRank | None]]  # by linear layer: what each adapter adds to it
+    adapted: Mapping[str, Sequence[LowRank[Matrix] | None]]  # by linear layer: what each adapter adds to it

@@ -68,7 +68,9 @@ class NativeOps:
     def seconds(self, results: object) -> None:
         return None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
+    def program(
+        self, compute: Forward[Any], sizes: Sequence[int] = (), adapted: bool = False
+    ) -> Forward[Any]:
         with self._one_recording:
             self._packer.finish()
             self._recorder, self._kept = NativeRecorder(), []
@@ -78,7 +80,7 @@ class NativeOps:
             self._programs.add(program)
         return program if several else program.only
 
-    def chain(self, compute: Forward, ids: Int32) -> Chain:
+    def chain(self, compute: Forward[Any], ids: Int32) -> Chain:
         """Returns a chain of drafts: `compute` returns the logits of the tokens `ids` and the next state,
         from the state before, which it takes from `given`."""
         program = self.program(compute)
@@ -120,7 +122,7 @@ class NativeOps:
     def vector(self, tensor: Tensor) -> Float32:
         return np.ascontiguousarray(tensor.float32())
 
-    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank[NativeMatrix]:
         """Returns the part of an adapter for one matrix. Quantized values become float32, which is exact."""
         floats = [each.stored_as(F32) if each.format.take_apart else each for each in (down, up)]
         return LowRank(self.matrix(floats[0]), self.matrix(floats[1]), scale)
@@ -150,7 +152,7 @@ class NativeOps:
         )
 
     def adapt(
-        self, y: NativeValue, x: NativeValue, adapters: Any, parts: Sequence[LowRank | None]
+        self, y: NativeValue, x: NativeValue, adapters: Any, parts: Sequence[LowRank[NativeMatrix] | None]
     ) -> NativeValue:
         rank = max([part.down.out for part in parts if part is not None], default=0)
         if not rank:

@@ -81,7 +81,9 @@ class TorchOps:
     def seconds(self, results: object) -> float | None:
         return results.seconds() if isinstance(results, DeviceRows) else None
 
-    def program(self, compute: Forward, sizes: Sequence[int] = (), adapted: bool = False) -> Forward:
+    def program(
+        self, compute: Forward[Any], sizes: Sequence[int] = (), adapted: bool = False
+    ) -> Forward[Any]:
         with self._one_recording, self.device.current(), self.device.memory_errors("the weights"):
             self._recorder = recorder = TorchRecorder()
             batch = _AdaptedPlaceholder() if adapted else _Placeholder()
@@ -117,7 +119,7 @@ class TorchOps:
     def vector(self, tensor: Tensor) -> torch.Tensor:
         return torch.from_numpy(np.array(tensor.float32())).to(self.device.torch)
 
-    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank:
+    def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank[Tensor]:
         """Returns the matrices as they are: a program places those of all adapters side by side."""
         return LowRank(down, up, scale)
 
@@ -132,7 +134,7 @@ class TorchOps:
     def head(self, x: Lazy, weight: TorchMatrix) -> TorchValue:
         return self._recorder.value(self.linear(x, weight, None))
 
-    def adapt(self, y: Product, x: Lazy, adapters: Any, parts: Sequence[LowRank | None]) -> Product:
+    def adapt(self, y: Product, x: Lazy, adapters: Any, parts: Sequence[LowRank[Tensor] | None]) -> Product:
         return replace(y, parts=parts)
 
     def rms_norm(self, x: Lazy, weight: torch.Tensor, eps: float) -> Lazy:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from glassloop.ops.graph import Use, plan_buffers
 from glassloop.ops.protocol import LowRank, QueryGrowth
 from glassloop.ops.quant import Float32
+from glassloop.ops.tensor import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,7 @@ class Product:
     heads: int = 0  # 0: not split
     norm: RecordedNorm | None = None
     angles: Angles | None = None
-    parts: Sequence[LowRank | None] | None = None  # what adapters add to it, by their numbers
+    parts: Sequence[LowRank[Tensor] | None] | None = None  # what adapters add to it, by their numbers
 
     @property
     def width(self) -> int:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 
 from glassloop.model.config import ModelConfig
 from glassloop.model.drafter import ARCHITECTURE, Drafter, DrafterConfig, model_key
+from glassloop.ops.protocol import Array
 from glassloop.ops.quant import FORMATS, Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.batches import BLOCKS, DOCUMENTS, order
 from glassloop.train.config import TrainError
 from glassloop.train.cross_entropy import soft_cross_entropy
 from glassloop.train.gguf_file import write_tensors
-from glassloop.train.gradient_ops import SequenceBatch, TrainMatrix, TrainOps
+from glassloop.train.gradient_ops import SequenceBatch, TrainMatrix, TrainOps, as_ops, tensor_of, weight_of
 from glassloop.train.machine import send
 from glassloop.train.network import Network
 from glassloop.train.token_files import TokenFiles
@@ -113,16 +114,15 @@ class Target(Network):
         without gradients."""
         outputs: dict[int, torch.Tensor] = {}
         with torch.no_grad():
-            for number, x in enumerate(self.transformer.residuals(batch, (), self.ops)):  # type: ignore[arg-type]
+            for number, x in enumerate(self.transformer.residuals(batch, (), as_ops(self.ops))):  # type: ignore[arg-type]
                 last = x
                 if number in layers:
-                    outputs[number] = x
+                    outputs[number] = tensor_of(x)
             hidden = self.transformer.final_hidden(last, batch)  # type: ignore[arg-type]
-        return [outputs[layer] for layer in layers], hidden
+        return [outputs[layer] for layer in layers], tensor_of(hidden)
 
     def head(self) -> torch.Tensor:
-        weight: torch.Tensor = self.transformer.head.weight
-        return weight
+        return weight_of(self.transformer.head)
 
 
 @dataclass
@@ -190,7 +190,7 @@ class DrafterTrainer:
         self.tokens = self._frequent_tokens(size)
         self._ids = torch.from_numpy(self.tokens.astype(np.int64)).to(target.device)
         self.ops = _RoundedOps(target.device)
-        self.drafter = Drafter(self.config, config, self._first_weights(), self.ops)
+        self.drafter = Drafter(self.config, config, self._first_weights(), as_ops(self.ops))
         self.parameters = {name: held.weight for name, held in self.ops.matrices.items()} | self.ops.vectors
         self._kept: torch.Tensor | None = None  # [tokens of the text, layers of _kept_layers, dim]
 
@@ -209,7 +209,7 @@ class DrafterTrainer:
         last, final = len(self.config.features) - 1, self.target.transformer.final_norm
         for name, shape in self.config.shapes(self.target.config).items():
             if name == "head_norm" and final is not None:
-                values = final.weight.float().cpu()
+                values = tensor_of(final.weight).float().cpu()
             elif len(shape) == 1:
                 values = torch.ones(shape)
             elif name == "head.weight":
@@ -368,17 +368,17 @@ class DrafterTrainer:
     def chain(self, batch: Documents, features: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yields for each step of a chain the states of all rows after it. A chain that begins at row t takes
         the token t + 1 in its first step, and draws what the model draws at row t + 1."""
-        ops, packed, transformer = self.ops, batch.packed, self.target.transformer
+        ops, packed, transformer = as_ops(self.ops), batch.packed, self.target.transformer
         mixer = self.drafter.mixer
         angles = None
         if mixer.rope is not None:
             frequencies = transformer.frequencies[mixer.rope]
             angles = ops.angles(packed.positions, frequencies, mixer.rope.sharpness)
-        state = self.drafter.state(features)
+        state = self.drafter.state(cast(Sequence[Array], features))
         k, v = self.drafter.keys_and_values(state, angles)
 
-        def attend(q: torch.Tensor) -> torch.Tensor:
-            return ops.attention(q, k, v, packed, (), (0, 0), mixer.scale, None, mixer.softcap)
+        def attend(q: Array) -> Array:
+            return ops.attention(q, k, v, packed, (), (0, 0), mixer.scale, None, mixer.softcap)  # type: ignore[arg-type]
 
         for number in range(self.training.chain):
             shifted = _shifted(batch.tokens, number + 1)
@@ -386,7 +386,7 @@ class DrafterTrainer:
             if transformer.config.embedding_scale != 1.0:
                 embedded = ops.scale(embedded, transformer.config.embedding_scale)
             state = self.drafter.step(state, embedded, angles, attend)
-            yield state
+            yield tensor_of(state)
 
     # ── evaluation ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -401,8 +401,8 @@ class DrafterTrainer:
                 features, hidden = self.target.features(batch.packed, self.config.features)
                 for number, state in enumerate(self.chain(batch, features)):
                     for some in batch.rows(number).split(4096):
-                        target_logits = self.target.transformer.logits(hidden[some + number + 1]).float()
-                        drafter_logits = self.drafter.logits(state[some]).float()
+                        target_logits = self.target._logits(hidden[some + number + 1]).float()
+                        drafter_logits = tensor_of(self.drafter.logits(cast(Array, state[some]))).float()
                         if temperature > 0:
                             luck = -torch.empty_like(target_logits).exponential_(generator=generator).log()
                             target_logits = target_logits / temperature + luck

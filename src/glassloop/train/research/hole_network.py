@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from glassloop.model.config import ModelConfig
 from glassloop.model.layers.parts import ForwardStep
 from glassloop.model.layers.sublayer import Sublayer
 from glassloop.model.transformer import Transformer
+from glassloop.ops.protocol import Array
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
 from glassloop.train.cross_entropy import head_cross_entropy
-from glassloop.train.gradient_ops import TrainedLowRank
+from glassloop.train.gradient_ops import TrainedLowRank, as_ops, tensor_of, weight_of
 from glassloop.train.lora import target_names
 from glassloop.train.research.masked_ops import MaskedBatch, MaskedOps, Two
 
@@ -53,7 +54,7 @@ class HoleNetwork:
         self.mask_token = mask_token
         self.ops = MaskedOps(device, dtype)
         named = {name: tensor._replace(name=name) for name, tensor in weights.items()}
-        self.transformer = Transformer(config, named, self.ops)
+        self.transformer = Transformer(config, named, as_ops(self.ops))
         self._plain = self.transformer.layers
         self._layers: Layers = self._plain
         if compile:
@@ -109,7 +110,7 @@ class HoleNetwork:
             self.transformer.layers = self._plain
         total = head_cross_entropy(
             hidden,
-            self.transformer.head.weight,
+            weight_of(self.transformer.head),
             targets,
             self.config.logit_softcap,
             dtype=self.ops.dtype,
@@ -132,7 +133,7 @@ class HoleNetwork:
             self.ops.matrices[f"{stem}.weight"].adapter = TrainedLowRank(*pair, self.scale, dropout=0.0)
         # The vector is added to the scaled embedding; the op set adds it before the scale.
         self.ops.mask_vector = parts[_VECTOR] / self.config.embedding_scale
-        return self.transformer.hidden(batch, ())  # type: ignore[arg-type]  # this op set's batch
+        return tensor_of(self.transformer.hidden(batch, ()))  # type: ignore[arg-type]  # this op set's batch
 
     def _parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
@@ -154,8 +155,7 @@ class _Compiled:
 
 
 def _forward(sublayer: Sublayer, x: Two, step: ForwardStep) -> Two:
-    output: Two = sublayer.forward(x, step)
-    return output
+    return cast(Two, sublayer.forward(cast(Array, x), step))
 
 
 @cache
