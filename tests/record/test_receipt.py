@@ -87,7 +87,7 @@ def test_run_with_any_part_changed_is_not_the_receipts(field, run):
     }
     apart = {"prompt", "messages", "sample", "samples", "parent", "fork_at", "reason", "revised", "origin"}
     apart |= {"error", "cached_tokens", "timings", "drafts", "beams", "moves", "forks", "search", "llm"}
-    apart |= {"above", "children", "prompt_tokens", "end", "plugins"}
+    apart |= {"above", "children", "prompt_tokens", "end", "plugins", "form"}
     assert field in changed or field in apart, "is it a part of the answer?"
     if field in apart:
         return

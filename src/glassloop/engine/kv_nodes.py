@@ -7,7 +7,6 @@ are evicted first. Which paths go through which nodes is the affair of the tree 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -155,12 +154,6 @@ class NodePool:
             if not node.needed and self._free_windows(node):
                 return None
         raise NoRoom("the KV cache is full")
-
-    def evict_all(self) -> None:
-        """Gives back everything that no path holds."""
-        with suppress(NoRoom):
-            while True:
-                self._evict()
 
     def _free_windows(self, node: Node) -> bool:
         """Frees the pages of the layers with a window. Returns whether there were any."""

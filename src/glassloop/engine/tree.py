@@ -233,10 +233,6 @@ class KVTree:
     def used_bytes(self) -> int:
         return (self._nodes.page_count - len(self._nodes.free)) * self.page_bytes // len(self.pages)
 
-    def drop_unused(self) -> None:
-        """Gives back the pages of everything that no path holds."""
-        self._nodes.evict_all()
-
     def room_beside(self, tokens: int) -> bool:
         """Returns whether this many more tokens fit beside what is held now."""
         return self.held + pages_for(tokens) < self.capacity

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from glassloop.errors import TraceError
 from glassloop.record.format.glass_bytes import from_bytes_as, to_bytes
@@ -28,14 +28,20 @@ from glassloop.util.check import FileChecks, number_between, one_of, text_matchi
 from glassloop.util.files import read_at_most, write_text
 from glassloop.util.shown import printable
 
-if TYPE_CHECKING:
-    from glassloop.record.signing import SigningKey
-
 VERSION = 1
 _SALT_BYTES = 32
 _TAG_CHARACTERS = 8  # of the digest of one token: it only says where the first difference is
 _MOST_BYTES = 64 << 20
 _MOST_TOKENS = 1 << 24
+
+
+class Signer(Protocol):
+    """What signs a receipt, such as a `SigningKey` (record/signing.py)."""
+
+    @property
+    def public(self) -> str: ...
+
+    def sign(self, data: bytes) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Receipt:
         names = [name for name in _STATED if name != "signature"]
         return _canonical({"glassloop_receipt": VERSION} | {name: getattr(self, name) for name in names})
 
-    def signed(self, key: SigningKey) -> Receipt:
+    def signed(self, key: Signer) -> Receipt:
         """Returns the receipt with a signature."""
         receipt = replace(self, key=key.public, signature=None)
         return replace(receipt, signature=key.sign(receipt.signed_bytes))

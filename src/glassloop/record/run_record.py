@@ -31,7 +31,7 @@ from glassloop.record.origin import ByMasks, LeftToRight, Origin, OtherEngine
 from glassloop.record.passes import PassRecord
 from glassloop.record.run_parts import Beam, Drafts, Move, Past, Timings, Usage
 from glassloop.record.token import Token
-from glassloop.text.answer_form import AnswerForm, Span, spans_of
+from glassloop.text.answer_form import AnswerForm, AnswerSpan, spans_of
 from glassloop.text.stream import TextStream
 from glassloop.util.check import check_count
 from glassloop.util.shown import cut
@@ -120,7 +120,7 @@ class RunRecord:
         return "".join([token.text for token in self.tokens]) + self.tail
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[AnswerSpan]:
         """The parts of the text, with the places of their tokens: thoughts and the answer. The marks around
         them are in none."""
         return spans_of(self.form, [token.text for token in self.tokens], self.tail)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glassloop.errors import GlassloopError, TraceError
+from glassloop.record.receipt import Receipt
 from glassloop.util.files import read_at_most
 from glassloop.util.shown import printable
-
-if TYPE_CHECKING:
-    from glassloop.record.receipt import Receipt
 
 _MOST_BYTES = 1 << 16
 

@@ -151,7 +151,7 @@ class AnswerReader:
         self._held, self._at = self._held[size:], self._at + size
 
 
-class Span(NamedTuple):
+class AnswerSpan(NamedTuple):
     """A part of an answer as a whole: its text, and the tokens [first, last) that it has text of."""
 
     kind: Kind
@@ -160,7 +160,7 @@ class Span(NamedTuple):
     last: int
 
 
-def spans_of(form: AnswerForm | None, texts: Iterable[str], tail: str = "") -> list[Span]:
+def spans_of(form: AnswerForm | None, texts: Iterable[str], tail: str = "") -> list[AnswerSpan]:
     """Returns the parts of an answer whose tokens have these texts; `tail` follows the last one."""
     reader = AnswerReader(form)
     parts, ends, at = list[Part](), list[int](), 0
@@ -169,7 +169,7 @@ def spans_of(form: AnswerForm | None, texts: Iterable[str], tail: str = "") -> l
         ends.append(at)
         parts += reader.feed(text)
     parts += [*reader.feed(tail), *reader.flush()]
-    spans = list[Span]()
+    spans = list[AnswerSpan]()
     first = 0
     for kind, text, begin, begins in parts:
         joins = spans and spans[-1].kind == kind and not begins
@@ -181,7 +181,7 @@ def spans_of(form: AnswerForm | None, texts: Iterable[str], tail: str = "") -> l
         if joins:
             spans[-1] = spans[-1]._replace(text=spans[-1].text + text, last=max(last, spans[-1].last))
         else:
-            spans.append(Span(kind, text, first, last))
+            spans.append(AnswerSpan(kind, text, first, last))
     return spans
 
 
