@@ -162,6 +162,61 @@ TINY = [
         "Qwen2MoeConfig",
         _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 56},
     ),
+    Tiny("olmoe", "OlmoeForCausalLM", "OlmoeConfig", _SIZES | {"num_experts": 6, "num_experts_per_tok": 2}),
+    Tiny(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        _SIZES
+        | _HEAD
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "swiglu_limit": 3.0},
+    ),
+    Tiny(
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        _SIZES
+        | _HEAD
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4}
+        | {"topk_group": 2, "routed_scaling_factor": 1.7, "attention_bias": True, "use_qk_norm": True},
+    ),
+    Tiny(
+        "glm4moe-without-norms",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        _SIZES
+        | _HEAD
+        | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        | {"n_shared_experts": 2, "first_k_dense_replace": 2, "norm_topk_prob": False},
+    ),
+    Tiny(
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM2Config",
+        _SIZES | _HEAD | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    ),
+    Tiny(
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        "GraniteMoeConfig",
+        _SIZES
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 4.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2},
+    ),
+    Tiny(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_MoeConfig",
+        _SIZES
+        | {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 40, "moe_layer_interval": 2}
+        | {"moe_layer_start_index": 1, "moe_layer_end_index": 3},
+    ),
+    Tiny(
+        "hunyuan-moe",
+        "HunYuanMoEV1ForCausalLM",
+        "HunYuanMoEV1Config",
+        _SIZES | _HEAD | {"num_experts": 6, "moe_topk": 2},
+    ),
     Tiny(
         "mixtral",
         "MixtralForCausalLM",
@@ -184,6 +239,9 @@ def make(tiny: Tiny, folder: Path, old: bool = False, shard_size: str = "5GB") -
             if "Gemma" in tiny.model:
                 shift = 0.0
             parameter.copy_(torch.randn_like(parameter) * scale + shift)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:  # by which experts are chosen
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(folder, max_shard_size=shard_size)
     if old:
         file = folder / "config.json"

@@ -20,9 +20,17 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
+    **dict.fromkeys(("mlp.gate", "mlp.router", "block_sparse_moe.router", "mlp.gate.wg"), "ffn_gate_inp"),
+    **dict.fromkeys(("mlp", "mlp.gate.moe_statics"), "exp_probs_b"),
+    "self_attn": "attn_sinks",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    **{
+        f"mlp.{block}.{name}_proj": f"ffn_{name}_shexp"
+        for block in ("shared_expert", "shared_experts", "shared_mlp")
+        for name in ("gate", "up", "down")
+    },
     "post_attention_layernorm": "ffn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -64,16 +72,26 @@ def write_gguf(model: Any, path: Path, architecture: str, half: bool = False) ->
             continue
         values = tensor.to(torch.float32).numpy()
         stem, suffix = name.rsplit(".", 1)
-        if stem.endswith(".mlp.experts"):
+        if stem.endswith(".experts"):
             _add_experts(writer, f"blk.{stem.split('.')[2]}", suffix, values, half)
             continue
+        if suffix == "e_score_correction_bias":
+            stem, suffix, values = stem.replace("mlp.gate", "mlp"), "bias", values.reshape(-1)
+            stem = stem.removesuffix(".moe_statics")
+        elif suffix == "sinks":
+            suffix = "weight"
         theirs = _TOP.get(stem)
         if theirs is None:
             _, _, index, kind = stem.split(".", 3)
             theirs = f"blk.{index}.{_LAYER[kind]}"
             if gemma and kind == "post_attention_layernorm":
                 theirs = f"blk.{index}.post_attention_norm"
-            if architecture in ("llama", "smollm3") and kind in ("self_attn.q_proj", "self_attn.k_proj"):
+            if architecture in ("gpt-oss", "glm4moe") and kind == "post_attention_layernorm":
+                theirs = f"blk.{index}.post_attention_norm"
+            if architecture in ("llama", "smollm3", "granitemoe") and kind in (
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+            ):
                 values = _interleaved(values, config.head_dim)
         if gpt and ".c_" in name and values.ndim == 2:
             values = values.T
@@ -91,18 +109,34 @@ def write_gguf(model: Any, path: Path, architecture: str, half: bool = False) ->
 
 def _add_experts(writer: gguf.GGUFWriter, at: str, kind: str, values: np.ndarray, half: bool) -> None:
     """The stacked matrices of a layer's experts: [experts, out, in]."""
+    bias, in_turn = kind.endswith("_bias"), writer.arch == "gpt-oss"  # gate and up
+    if in_turn and not bias:
+        values = values.swapaxes(1, 2)
     parts = {"down": values}
-    if kind == "gate_up_proj":
-        parts = dict(zip(("gate", "up"), np.split(values, 2, axis=1), strict=True))
+    if kind.startswith("gate_up_proj"):
+        halves = (values[:, ::2], values[:, 1::2]) if in_turn else np.split(values, 2, axis=1)
+        parts = dict(zip(("gate", "up"), halves, strict=True))
     for name, part in parts.items():
-        part = np.ascontiguousarray(part, np.float16 if half else np.float32)
-        writer.add_tensor(f"{at}.ffn_{name}_exps.weight", part)
+        part = np.ascontiguousarray(part, np.float16 if half and not bias else np.float32)
+        writer.add_tensor(f"{at}.ffn_{name}_exps.{'bias' if bias else 'weight'}", part)
 
 
 def _add_routing(writer: gguf.GGUFWriter, config: Any) -> None:
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     writer.add_expert_count(next(getattr(config, name) for name in names if hasattr(config, name)))
     writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type in ("glm4_moe", "minimax_m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if config.model_type == "granitemoe":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_attention_scale(config.attention_multiplier)
     if getattr(config, "moe_intermediate_size", None):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
@@ -116,8 +150,8 @@ def _add_rotary(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None
     writer.add_value_length(head_dim)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    if architecture in ("gemma2", "gemma3", "llama") and getattr(config, "sliding_window", None):
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    if architecture in ("gemma2", "gemma3", "llama", "gpt-oss") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if getattr(config, "attn_logit_softcapping", None):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

@@ -8,7 +8,7 @@ from typing import Any
 from glassloop.model.config import DenseConfig, ExpertsConfig, FeedForward
 from glassloop.model.expert_families import ExpertFamily
 from glassloop.model.unsupported import EXPERTS_JSON
-from glassloop.ops.routing import Routing, Scores
+from glassloop.ops.routing import Gating, Routing, Scores
 from glassloop.ops.tensor import Tensor
 from glassloop.util.fields import Fields
 from glassloop.util.shown import shown
@@ -26,7 +26,7 @@ def feed_forwards_from_json(
     not fit each other."""
     routing = Routing(
         fields.whole(_first(fields, EXPERTS_JSON)),
-        fields.whole(_first(fields, _CHOSEN_JSON)),
+        _same_for_all(fields, _first(fields, _CHOSEN_JSON)),
         family.scores,
         fields.flag("norm_topk_prob", False) if family.normalized is None else family.normalized,
         family.epsilon,
@@ -44,7 +44,11 @@ def feed_forwards_from_json(
             if isinstance(family.shared_count, str)
             else family.shared_count
         )
-    experts = _experts(family, dense, routing, ffn_dim, shared_dim, family.choice_bias)
+    gating = family.gating
+    if gating.limit is not None:
+        limit = fields.number("swiglu_limit", gating.limit)
+        gating = gating._replace(limit=limit, slope=fields.number("swiglu_alpha", gating.slope))
+    experts = _experts(family, dense, routing, ffn_dim, shared_dim, family.choice_bias, gating)
     return [experts if has else dense for has in _layers_with_experts(fields, count)]
 
 
@@ -86,7 +90,7 @@ def feed_forwards_from_gguf(
     if at in tensors:
         shared_dim = tensors[at].shape[-1]
     choice_bias = family.choice_bias and f"blk.{first}.exp_probs_b.bias" in tensors
-    experts = _experts(family, dense[first], routing, ffn_dim, shared_dim, choice_bias)
+    experts = _experts(family, dense[first], routing, ffn_dim, shared_dim, choice_bias, family.gating)
     return [experts if has else each for has, each in zip(with_experts, dense, strict=True)]
 
 
@@ -97,11 +101,12 @@ def _experts(
     ffn_dim: int,
     shared_dim: int,
     choice_bias: bool,
+    gating: Gating,
 ) -> ExpertsConfig:
     return ExpertsConfig(
         ffn_dim,
         routing,
-        family.gating._replace(activation=dense.activation),
+        gating._replace(activation=dense.activation),
         bias=family.bias,
         router_bias=family.router_bias,
         choice_bias=choice_bias,
@@ -109,6 +114,16 @@ def _experts(
         shared=DenseConfig(shared_dim, dense.activation) if shared_dim else None,
         shared_gate=family.shared_gate and bool(shared_dim),
     )
+
+
+def _same_for_all(fields: Fields, key: str) -> int:
+    """Returns a number that some files list for each layer."""
+    value = fields.get(key)
+    if not isinstance(value, list):
+        return fields.whole(key)
+    if len({*map(str, value)}) != 1 or type(value[0]) is not int or value[0] < 1:
+        raise fields.error(key, f"is {shown(value)}; the same number for each layer is expected")
+    return value[0]
 
 
 def _first(fields: Fields, keys: Sequence[str]) -> str:

@@ -44,6 +44,8 @@ def config_from_gguf(
             raise fields.error(EXPERTS_GGUF, mixture_of_experts(experts))
 
     count = fields.whole("block_count", most=MOST_LAYERS)
+    if family.more_layers:
+        count = max(count - (fields.whole_or_none("nextn_predict_layers") or 0), 1)
     dim = fields.whole("embedding_length")
     heads = _of_each_layer(fields, "attention.head_count", count)
     kv_heads = _of_each_layer(fields, "attention.head_count_kv", count, heads)
@@ -57,13 +59,14 @@ def config_from_gguf(
     reaches = _reaches(fields, family, tensors, count, head_dim)
     with config_errors(where):
         norm = NormConfig(family.norm_eps or fields.number(eps), family.norm, family.norm_bias)
+        has_norm = "blk.0.attn_q_norm.weight" in tensors if family.qk_norm is None else family.qk_norm
         attention = AttentionConfig(
             heads[0],
             kv_heads[0],
             head_dim,
             scale=fields.number("attention.scale", (dim / heads[0] if wide else head_dim) ** -0.5),
             growth=_growth(fields),
-            qk_norm=norm if family.qk_norm else None,
+            qk_norm=norm if has_norm else None,
             qk_norm_of=family.qk_norm_of,
             qk_norm_last=family.qk_norm_last,
             qkv_bias=family.qkv_bias or qkv_bias,

@@ -56,13 +56,14 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
     with config_errors(where):
         eps = family.norm_eps or fields.number(keys["norm_eps"], default_eps)
         norm = NormConfig(eps, family.norm, family.norm_bias)
+        has_norm = fields.flag("use_qk_norm", False) if family.qk_norm is None else family.qk_norm
         attention = AttentionConfig(
             heads,
             fields.whole(keys["kv_heads"], heads),
             head_dim,
             scale=_factor(fields, family, "scale", fields.number("query_pre_attn_scalar", head_dim) ** -0.5),
             growth=_growth(fields),
-            qk_norm=norm if family.qk_norm else None,
+            qk_norm=norm if has_norm else None,
             qk_norm_of=family.qk_norm_of,
             qk_norm_last=family.qk_norm_last,
             qkv_bias=family.qkv_bias or fields.flag(keys["qkv_bias"], False),
@@ -211,6 +212,9 @@ def _rope(
 def _share(fields: Fields, default: float) -> float:
     """Returns the fraction of each head that turns."""
     share = fields.number("partial_rotary_factor", default)
+    turning, head_dim = fields.whole_or_none("rotary_dim"), fields.whole_or_none("head_dim")
+    if turning is not None and head_dim is not None:
+        share = turning / head_dim
     if share > 1:
         raise fields.error("partial_rotary_factor", f"is {share}; at most 1 is expected")
     return share

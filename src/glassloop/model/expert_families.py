@@ -61,6 +61,10 @@ def _shared(name: str) -> dict[str, str | ExpertPart]:
     return {f"shared.{each}": f"layers.{{i}}.mlp.{name}.{each}_proj" for each in ("gate", "up", "down")}
 
 
+def _choice(name: str) -> dict[str, str | ExpertPart]:
+    return {"choice": ExpertPart(f"layers.{{i}}.{name}", suffixes=("", ""))}
+
+
 _QWEN = _names("mlp", "gate")
 QWEN3_MOE = ExpertFamily(gguf_normalized=True, layer=_QWEN)
 QWEN2_MOE = ExpertFamily(
@@ -72,6 +76,63 @@ MIXTRAL = ExpertFamily(
     normalized=True,
     ffn_dim=("intermediate_size",),
     layer=_names("block_sparse_moe", "gate", "w1", "w3", "w2"),
+)
+
+OLMOE = ExpertFamily(ffn_dim=("intermediate_size",), layer=_QWEN)
+# Each row of the first matrix has gate and up in turn.
+_GPT_OSS = "layers.{i}.mlp.experts."
+_WHOLE = ("", "_bias")
+GPT_OSS = ExpertFamily(
+    scores="chosen",
+    router_bias=True,
+    bias=True,
+    gating=Gating(limit=7.0, slope=1.702, shift=1.0),
+    ffn_dim=("intermediate_size",),
+    layer={
+        "router": "layers.{i}.mlp.router",
+        "experts.gate": ExpertPart(f"{_GPT_OSS}gate_up_proj", 0, 2, True, True, _WHOLE),
+        "experts.up": ExpertPart(f"{_GPT_OSS}gate_up_proj", 1, 2, True, True, _WHOLE),
+        "experts.down": ExpertPart(f"{_GPT_OSS}down_proj", transposed=True, suffixes=_WHOLE),
+    },
+)
+GLM4_MOE = ExpertFamily(
+    scores="sigmoid",
+    epsilon=1e-20,
+    gguf_normalized=True,
+    choice_bias=True,
+    shared_count="n_shared_experts",
+    layer=_QWEN | _shared("shared_experts") | _choice("mlp.gate.e_score_correction_bias"),
+)
+MINIMAX_M2 = ExpertFamily(
+    scores="sigmoid",
+    normalized=True,
+    choice_bias=True,
+    ffn_dim=("intermediate_size",),
+    layer={**MIXTRAL.layer, **_choice("block_sparse_moe.e_score_correction_bias")},
+)
+_GRANITE = "layers.{i}.block_sparse_moe."
+GRANITE_MOE = ExpertFamily(
+    scores="chosen",
+    ffn_dim=("intermediate_size",),
+    layer={
+        "router": f"{_GRANITE}router.layer",
+        "experts.gate": ExpertPart(f"{_GRANITE}input_linear", 0, 2),
+        "experts.up": ExpertPart(f"{_GRANITE}input_linear", 1, 2),
+        "experts.down": ExpertPart(f"{_GRANITE}output_linear"),
+    },
+)
+ERNIE4_5_MOE = ExpertFamily(
+    normalized=True,
+    epsilon=1e-12,
+    choice_bias=True,
+    shared_count="moe_num_shared_experts",
+    layer=_QWEN | _shared("shared_experts") | _choice("mlp.moe_statics.e_score_correction_bias"),
+)
+HUNYUAN_MOE = ExpertFamily(
+    normalized=True,
+    ffn_dim=("intermediate_size",),
+    shared_count=1,
+    layer=_names("mlp", "gate.wg") | _shared("shared_mlp"),
 )
 
 # GGUF has one set of names for all families.

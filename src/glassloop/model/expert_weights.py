@@ -24,8 +24,10 @@ def name_of(part: ExpertPart, index: str, number: str, suffix: str) -> str:
 
 def take(where: str, tensor: Tensor, part: ExpertPart, number: str, count: int, suffix: str) -> Tensor:
     """Returns the weight of one expert of a layer with `count`."""
-    if "{e}" in part.name or not number:
+    if "{e}" in part.name:
         return tensor
+    if not number:  # of the router
+        return tensor._replace(shape=(count,)) if tensor.shape == (1, count) else tensor
     axes = 2 if suffix == "bias" else 3
     if len(tensor.shape) != axes or tensor.shape[0] != count:
         raise ModelError(

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from glassloop.model.config import NormPlace
-from glassloop.model.expert_families import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from glassloop.model.expert_families import (
+    ERNIE4_5_MOE,
+    GLM4_MOE,
+    GPT_OSS,
+    GRANITE_MOE,
+    HUNYUAN_MOE,
+    MINIMAX_M2,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    ExpertFamily,
+)
 from glassloop.ops.protocol import Activation
 
 # Our field -> the key that most families use in config.json.
@@ -116,7 +128,7 @@ class ModelFamily(NamedTuple):
     positions: Literal["rotary", "learned", "sinusoidal"] = "rotary"
     position_offset: int = 0
     gated: bool = True
-    qk_norm: bool = False
+    qk_norm: bool | None = False  # None: as the file says
     qk_norm_of: Literal["heads", "rows"] = "heads"
     qk_norm_last: bool = False  # after the rotation
     qkv_bias: bool = False  # biases that every model of the family has; files may tell of more
@@ -127,6 +139,7 @@ class ModelFamily(NamedTuple):
     full_every: int | None = None  # with a window: only every n-th layer sees everything
     local_rope_base: float | None = None  # the base of layers with a window, where it differs
     nope_every: int | None = None  # every n-th layer has no positions
+    more_layers: bool = False  # files have further ones, which predict more tokens and are not used
     nope_beside_windows: bool = False  # where some layers have a window, the others have no positions
     plain_windows: bool = False  # layers with a window turn without the scaling of the others
     logit_divisor: bool = False  # the factor of the logits is stored as a divisor
@@ -203,6 +216,48 @@ _GEMMA2 = ModelFamily(
     full_every=2,
     gguf_activation="gelu_tanh",
     gguf_wide_scale_layers=46,
+)
+_GRANITE = ModelFamily(
+    "granite",
+    ("granite",),
+    title="Granite 3",
+    keys=COMMON_KEYS
+    | {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    defaults={"attention_multiplier": 1.0},
+    logit_divisor=True,
+    gguf_pairs=True,
+)
+_HUNYUAN = ModelFamily(
+    "hunyuan-dense",
+    ("hunyuan_v1_dense", "hunyuan-dense"),
+    title="Hunyuan",
+    qk_norm=True,
+    qk_norm_last=True,
+    layer=_LLAMA_LAYER
+    | {
+        "q_norm": "layers.{i}.self_attn.query_layernorm",
+        "k_norm": "layers.{i}.self_attn.key_layernorm",
+    },
+    defaults={"rms_norm_eps": 1e-5},
+)
+_ERNIE = ModelFamily(
+    "ernie4_5",
+    ("ernie4_5",),
+    title="Ernie 4.5",
+    keys=COMMON_KEYS | dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), "use_bias"),
+    defaults={
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    },
+    pairs=True,
+    gguf_pairs=True,
 )
 FAMILIES = (
     _GPT2,
@@ -310,21 +365,7 @@ FAMILIES = (
             name: WeightPart("blk.{i}.ffn_up", n, ("gate", "up")) for n, name in enumerate(("gate", "up"))
         },
     ),
-    ModelFamily(
-        "granite",
-        ("granite",),
-        title="Granite 3",
-        keys=COMMON_KEYS
-        | {
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "scale": "attention_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-        defaults={"attention_multiplier": 1.0},
-        logit_divisor=True,
-        gguf_pairs=True,
-    ),
+    _GRANITE,
     ModelFamily(
         "ministral3",
         ("ministral3", "mistral3"),
@@ -332,33 +373,8 @@ FAMILIES = (
         defaults={"rms_norm_eps": 1e-5},
         gguf_pairs=True,
     ),
-    ModelFamily(
-        "hunyuan-dense",
-        ("hunyuan_v1_dense", "hunyuan-dense"),
-        title="Hunyuan",
-        qk_norm=True,
-        qk_norm_last=True,
-        layer=_LLAMA_LAYER
-        | {
-            "q_norm": "layers.{i}.self_attn.query_layernorm",
-            "k_norm": "layers.{i}.self_attn.key_layernorm",
-        },
-        defaults={"rms_norm_eps": 1e-5},
-    ),
-    ModelFamily(
-        "ernie4_5",
-        ("ernie4_5",),
-        title="Ernie 4.5",
-        keys=COMMON_KEYS | dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), "use_bias"),
-        defaults={
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500_000.0,
-            "tie_word_embeddings": True,
-        },
-        pairs=True,
-        gguf_pairs=True,
-    ),
+    _HUNYUAN,
+    _ERNIE,
     ModelFamily(
         "seed_oss",
         ("seed_oss",),
@@ -425,6 +441,81 @@ FAMILIES = (
         },
         layer=_LLAMA_LAYER | {"up": "layers.{i}.mlp.c_fc", "down": "layers.{i}.mlp.c_proj"},
         gguf_activation="gelu_tanh",
+    ),
+    ModelFamily(
+        "olmoe",
+        ("olmoe",),
+        title="OLMoE",
+        qk_norm=True,
+        qk_norm_of="rows",
+        experts=OLMOE,
+        defaults={"rms_norm_eps": 1e-5},
+        only=(("clip_qkv", None),),
+    ),
+    ModelFamily(
+        "gpt-oss",
+        ("gpt_oss", "gpt-oss"),
+        title="gpt-oss",
+        sinks=True,
+        qkv_bias=True,
+        full_every=2,
+        experts=GPT_OSS,
+        defaults={
+            "head_dim": 64,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+        },
+        gguf_layer={"ffn_norm": "blk.{i}.post_attention_norm"},
+        gguf_yarn_truncates=False,
+    ),
+    ModelFamily(
+        "glm4moe",
+        ("glm4_moe", "glm4moe"),
+        title="GLM-4.5 to 4.7",
+        qk_norm=None,
+        more_layers=True,
+        experts=GLM4_MOE,
+        keys=COMMON_KEYS | {"out_bias": "attention_out_bias"},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "use_qk_norm": False,
+        },
+        gguf_layer={"ffn_norm": "blk.{i}.post_attention_norm"},
+    ),
+    ModelFamily(
+        "minimax-m2",
+        ("minimax_m2", "minimax-m2"),
+        title="MiniMax-M2",
+        qk_norm=True,
+        qk_norm_of="rows",
+        experts=MINIMAX_M2,
+        defaults={"head_dim": 128, "rope_theta": 5_000_000.0},
+    ),
+    _GRANITE._replace(name="granitemoe", types=("granitemoe",), title="Granite MoE", experts=GRANITE_MOE),
+    _ERNIE._replace(
+        name="ernie4_5-moe",
+        types=("ernie4_5_moe", "ernie4_5-moe"),
+        title="Ernie 4.5 MoE",
+        experts=ERNIE4_5_MOE,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    _HUNYUAN._replace(
+        name="hunyuan-moe",
+        types=("hunyuan_v1_moe", "hunyuan-moe"),
+        title="Hunyuan MoE",
+        experts=HUNYUAN_MOE,
     ),
     # Models that fill masks. Only safetensors: in GGUF they have names of their own.
     ModelFamily(

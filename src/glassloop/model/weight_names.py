@@ -128,11 +128,17 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
         # Files often store the shared matrix a second time, under the head's name.
         used |= {prefix + source.top["head"] + ".weight" for prefix in source.prefixes}
     for name in source.tensors:
-        if name not in used and not re.match(_IGNORED, name):
+        if name not in used and not re.match(_IGNORED, name) and not _is_of_more_layers(name, config):
             raise ModelError(
                 f"{source.where}: {printable(name)} has no place in a {config.family} model of this config"
             )
     return weights
+
+
+def _is_of_more_layers(name: str, config: ModelConfig) -> bool:
+    """Returns whether a tensor is of a layer behind the last, of a family that has such layers."""
+    layer = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name) if family_of(config).more_layers else None
+    return layer is not None and int(layer[1]) >= len(config.layers)
 
 
 def _find(source: _Source, config: ModelConfig, name: str, shapes: Shapes) -> tuple[str, Tensor]:
