@@ -105,6 +105,20 @@ def _hunyuan(rng: random.Random, options: Options) -> Options:
     return {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10_000.0}}
 
 
+def _gemma4(rng: random.Random, options: Options) -> Options:
+    types = ["sliding_attention", "full_attention", rng.choice(["full_attention", "sliding_attention"])]
+    local = {"rope_type": "default", "rope_theta": 100.0}
+    share = rng.choice([0.25, 0.5, 1.0])
+    full = {"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": 1000.0}
+    return {
+        "num_hidden_layers": 5,
+        "layer_types": [*types, "sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+
+
 _BIASES = {"attention_bias": [False, True], "mlp_bias": [False, True]}
 DRAWN = {
     "olmo2": Drawn("Olmo2", {"attention_bias": [False, True]}, _turning, "olmo2"),
@@ -136,6 +150,22 @@ DRAWN = {
     "cohere2": Drawn(
         "Cohere2", {"attention_bias": [False, True], "logit_scale": [0.0625, 1.0]}, _both, "cohere2"
     ),
+    "gemma4": Drawn(
+        "Gemma4",
+        {
+            "hidden_size_per_layer_input": [0],
+            "head_dim": [8],
+            "global_head_dim": [16, 8],
+            "attention_k_eq_v": [False, True],
+            "num_global_key_value_heads": [1, 2],
+            "num_kv_shared_layers": [0, 1, 2],
+            "use_double_wide_mlp": [False, True],
+            "final_logit_softcapping": [None, 5.0],
+            "sliding_window": [3, 40],
+        },
+        _gemma4,
+        "gemma4",
+    ),
     "nemotron": Drawn("Nemotron", _BIASES, gguf="nemotron"),
     "starcoder2": Drawn(
         "Starcoder2", {"use_bias": [False, True], "sliding_window": [None, 5]}, _turning, "starcoder2"
@@ -162,4 +192,5 @@ def draw(name: str, seed: int) -> Tiny:
     }
     options |= {option: rng.choice(choices) for option, choices in family.options.items()}
     options |= family.more(rng, options)
-    return Tiny(f"{name}-{seed}", f"{family.classes}ForCausalLM", f"{family.classes}Config", options)
+    config = "Gemma4TextConfig" if name == "gemma4" else f"{family.classes}Config"
+    return Tiny(f"{name}-{seed}", f"{family.classes}ForCausalLM", config, options)

@@ -22,14 +22,19 @@ def write_drawn(model: Any, path: Path, architecture: str) -> None:
     writer.add_block_count(layers)
     writer.add_embedding_length(config.hidden_size)
     writer.add_context_length(config.max_position_embeddings)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if architecture == "gemma4":
+        _add_layer_sizes(writer, config)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     for name in ("layer_norm_eps", "norm_eps", "norm_epsilon"):
         if hasattr(config, name):
             writer.add_layer_norm_eps(getattr(config, name))
+    if getattr(config, "final_logit_softcapping", None):
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     _add_rope(writer, config, architecture, head_dim)
@@ -52,6 +57,8 @@ def write_drawn(model: Any, path: Path, architecture: str) -> None:
             values = _interleaved(values, head_dim)
         if architecture == "nemotron" and name.endswith("norm.weight"):
             values = values + np.float32(1)
+        if name.endswith("layer_scalar"):
+            name += ".weight"
         theirs = names.get_name(name, (".weight", ".bias"))
         if name == "lm_head.weight":  # which some architectures never have
             theirs = "output.weight"
@@ -64,7 +71,28 @@ def write_drawn(model: Any, path: Path, architecture: str) -> None:
 
 
 def _head_dim(config: Any) -> int:
+    if hasattr(config, "num_kv_shared_layers"):  # it differs between layers
+        return int(config.per_layer_config[config.layer_types.index("sliding_attention")].head_dim)
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _add_layer_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Writes what differs between the layers of Gemma 4."""
+    count, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    layers = [config.per_layer_config[index] for index in range(count)]
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    times = 2 if config.use_double_wide_mlp else 1
+    writer.add_feed_forward_length(
+        [config.intermediate_size * (times if index >= count - shared > 0 else 1) for index in range(count)]
+    )
+    writer.add_shared_kv_layers(shared)
+    for kind, add, add_value in (
+        ("full_attention", writer.add_key_length, writer.add_value_length),
+        ("sliding_attention", writer.add_key_length_swa, writer.add_value_length_swa),
+    ):
+        head_dim = layers[config.layer_types.index(kind)].head_dim
+        add(head_dim)
+        add_value(head_dim)
 
 
 def _add_windows(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -78,6 +106,16 @@ def _add_windows(writer: gguf.GGUFWriter, config: Any) -> None:
 def _add_rope(writer: gguf.GGUFWriter, config: Any, architecture: str, head_dim: int) -> None:
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     theta = rope["rope_theta"]
+    if architecture == "gemma4":
+        wide = config.per_layer_config[config.layer_types.index("full_attention")].head_dim
+        writer.add_rope_dimension_count(wide)
+        writer.add_rope_dimension_count_swa(head_dim)
+        writer.add_rope_freq_base(theta)
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+        kept = int(rope["partial_rotary_factor"] * wide // 2)
+        still = [1e30] * (wide // 2 - kept)
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * kept + still, np.float32))
+        return
     turning = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(turning)
     match rope["rope_type"]:

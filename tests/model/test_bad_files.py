@@ -286,7 +286,11 @@ def test_safetensors_headers_that_lie(tmp_path, header, named):
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["linear_attention"] * 7}, "layer_types"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type is 'spiral'"),
+        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "long_factor"),
+        ({"num_kv_shared_layers": 7}, "num_kv_shared_layers is 7; 0 to 6 is expected"),
+        ({"per_layer_config": {"1": {"hidden_size": 3}}}, "hidden_size differs between layers"),
+        ({"per_layer_config": {"1": []}}, "per_layer_config: 1 is []"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor"),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
@@ -309,6 +313,7 @@ def test_a_config_that_is_not_json(good_folder, tmp_path, text):
 _FIELDS = (
     *("hidden_size", "num_attention_heads", "head_dim", "rope_theta", "sliding_window", "layer_types"),
     *("rope_parameters", "num_hidden_layers", "query_pre_attn_scalar", "final_logit_softcapping"),
+    *("num_kv_shared_layers", "attention_k_eq_v", "global_head_dim", "per_layer_config"),
     *("max_window_layers", "no_rope_layers", "sliding_window_pattern", "model_type", "rope_scaling"),
 )
 

@@ -242,6 +242,8 @@ def make(tiny: Tiny, folder: Path, old: bool = False, shard_size: str = "5GB") -
         for name, buffer in model.named_buffers():
             if "correction_bias" in name:  # by which experts are chosen
                 buffer.copy_(torch.randn_like(buffer) * 0.2)
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.7)
     model.save_pretrained(folder, max_shard_size=shard_size)
     if old:
         file = folder / "config.json"

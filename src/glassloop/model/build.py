@@ -31,6 +31,9 @@ class LayerSizes(NamedTuple):
 
     heads: int
     kv_heads: int
+    head_dim: int
+    value_is_key: bool = False
+    kv_from: int | None = None  # the layer whose keys and values this one reads
 
 
 def build_config(
@@ -50,16 +53,17 @@ def build_config(
     mask_token: int | None = None,
 ) -> ModelConfig:
     if sizes is None:
-        sizes = [LayerSizes(mixer.heads, mixer.kv_heads)] * len(reaches)
+        sizes = [LayerSizes(mixer.heads, mixer.kv_heads, mixer.head_dim)] * len(reaches)
     kinds = list(zip(reaches, sizes, feed_forwards, strict=True))
     layers = {
         ((window, rope), size, feed_forward): LayerConfig(
-            replace(mixer, heads=size.heads, kv_heads=size.kv_heads, window=window, rope=rope),
+            replace(mixer, **size._asdict(), window=window, rope=rope),
             feed_forward,
             norm,
             family.norm_place,
             family.parallel,
             factors.residual,
+            family.stream_scale,
         )
         for (window, rope), size, feed_forward in set(kinds)
     }
@@ -99,3 +103,13 @@ def config_errors(where: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ModelError(f"{where}: {error}") from None
+
+
+def sharing_layers(local: Sequence[bool], shared: int) -> list[int | None]:
+    """Returns for each layer the one whose keys and values it reads, if the last `shared` layers have none of
+    their own: the last layer before them with the same reach."""
+    own = len(local) - shared
+    last = {is_local: index for index, is_local in enumerate(local[:own])}
+    if not all(is_local in last for is_local in local[own:]):
+        raise ValueError(f"no layer before the last {shared} keeps keys and values of their kind")
+    return [None] * own + [last[is_local] for is_local in local[own:]]

@@ -20,6 +20,7 @@ from glassloop.model.config import (
 )
 from glassloop.model.config_experts import feed_forwards_from_gguf
 from glassloop.model.families import FAMILY_BY_TYPE, GGUF_WITH_EXPERTS, ModelFamily
+from glassloop.model.layer_sizes import sizes_from_gguf
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling, long_scaling
 from glassloop.model.unsupported import EXPERTS_GGUF, mixture_of_experts, unknown_family
 from glassloop.ops.exact import log_of
@@ -57,6 +58,7 @@ def config_from_gguf(
     eps = f"attention.layer_norm_{'' if family.norm == 'layer' else 'rms_'}epsilon"
     qkv_bias = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors
     reaches = _reaches(fields, family, tensors, count, head_dim)
+    sizes = [LayerSizes(*each, head_dim) for each in zip(heads, kv_heads, strict=True)]
     with config_errors(where):
         norm = NormConfig(family.norm_eps or fields.number(eps), family.norm, family.norm_bias)
         has_norm = "blk.0.attn_q_norm.weight" in tensors if family.qk_norm is None else family.qk_norm
@@ -64,11 +66,13 @@ def config_from_gguf(
             heads[0],
             kv_heads[0],
             head_dim,
-            scale=fields.number("attention.scale", (dim / heads[0] if wide else head_dim) ** -0.5),
+            scale=family.scale
+            or fields.number("attention.scale", (dim / heads[0] if wide else head_dim) ** -0.5),
             growth=_growth(fields),
             qk_norm=norm if has_norm else None,
             qk_norm_of=family.qk_norm_of,
             qk_norm_last=family.qk_norm_last,
+            v_norm=family.v_norm,
             qkv_bias=family.qkv_bias or qkv_bias,
             out_bias=family.other_biases or "blk.0.attn_output.bias" in tensors,
             softcap=fields.number_or_none("attn_logit_softcapping"),
@@ -88,7 +92,7 @@ def config_from_gguf(
             feed_forwards=feed_forwards,
             norm=norm,
             reaches=reaches,
-            sizes=[LayerSizes(*sizes) for sizes in zip(heads, kv_heads, strict=True)],
+            sizes=sizes_from_gguf(fields, sizes, reaches, tensors if family.v_norm else None),
             vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
             dim=dim,
             context=fields.whole("context_length"),
@@ -136,7 +140,8 @@ def _reaches(
     rope = Rope(fields.number("rope.freq_base", 10_000.0), turning, scaling)
     local_base = fields.number("rope.freq_base_swa", family.local_rope_base or rope.base)
     plain = family.local_rope_base is not None or family.plain_windows
-    local_rope = Rope(local_base, rope.dim, None if plain else scaling)
+    local_dim = fields.whole("rope.dimension_count_swa", fields.whole("attention.key_length_swa", rope.dim))
+    local_rope = Rope(local_base, local_dim, None if plain else scaling)
     window = fields.whole_or_none("attention.sliding_window")
     local = _local_layers(fields, family, count) if window is not None else [False] * count
     turned = [family.nope_every is None or (index + 1) % family.nope_every != 0 for index in range(count)]

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from glassloop.model.build import Factors, Reach, build_config, config_errors, reaches_of
+from glassloop.model.build import Factors, LayerSizes, Reach, build_config, config_errors, reaches_of
 from glassloop.model.config import (
     MOST_LAYERS,
     AttentionConfig,
@@ -18,7 +19,16 @@ from glassloop.model.config import (
 )
 from glassloop.model.config_experts import feed_forwards_from_json
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
-from glassloop.model.rope import LinearScaling, Llama3Scaling, Rope, Scaling, YarnScaling, long_scaling
+from glassloop.model.layer_sizes import full_head_dim, sizes_from_json
+from glassloop.model.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    PartScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+    long_scaling,
+)
 from glassloop.model.unsupported import experts_of, mixture_of_experts, unknown_family
 from glassloop.ops.exact import log_of
 from glassloop.ops.protocol import Activation, QueryGrowth
@@ -41,8 +51,9 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
     stated = {k: v for k, v in values.items() if v is not None or k == "sliding_window"}
     fields = Fields(where, {**family.defaults, **stated})
     for key, accepted in family.only:
-        if fields.get(key, accepted) != accepted:
-            raise fields.error(key, f"is {shown(fields.get(key))}; only {accepted!r} is supported")
+        several = accepted if isinstance(accepted, tuple) else (accepted,)
+        if fields.get(key, several[0]) not in several:
+            raise fields.error(key, f"is {shown(fields.get(key))}; only {several[0]!r} is supported")
 
     keys = family.keys
     dim = fields.whole(keys["dim"])
@@ -61,11 +72,13 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             heads,
             fields.whole(keys["kv_heads"], heads),
             head_dim,
-            scale=_factor(fields, family, "scale", fields.number("query_pre_attn_scalar", head_dim) ** -0.5),
+            scale=family.scale
+            or _factor(fields, family, "scale", fields.number("query_pre_attn_scalar", head_dim) ** -0.5),
             growth=_growth(fields),
             qk_norm=norm if has_norm else None,
             qk_norm_of=family.qk_norm_of,
             qk_norm_last=family.qk_norm_last,
+            v_norm=family.v_norm,
             qkv_bias=family.qkv_bias or fields.flag(keys["qkv_bias"], False),
             out_bias=family.other_biases or fields.flag(keys["out_bias"], False),
             softcap=fields.number_or_none("attn_logit_softcapping"),
@@ -78,7 +91,11 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             family.gated,
             bias=family.other_biases or fields.flag(keys["ffn_bias"], False),
         )
-        feed_forwards: list[FeedForward] = [dense] * len(reaches)
+        sizes = sizes_from_json(fields, LayerSizes(heads, attention.kv_heads, head_dim), reaches)
+        # Layers without keys of their own may have twice the feed-forward instead.
+        times = 2 if fields.flag("use_double_wide_mlp", False) else 1
+        wide = replace(dense, ffn_dim=times * dense.ffn_dim)
+        feed_forwards: list[FeedForward] = [dense if size.kv_from is None else wide for size in sizes]
         if family.experts is not None:
             feed_forwards = feed_forwards_from_json(fields, family.experts, dense, len(reaches))
         return family, build_config(
@@ -87,6 +104,7 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             feed_forwards=feed_forwards,
             norm=norm,
             reaches=reaches,
+            sizes=sizes,
             vocab_size=fields.whole(keys["vocab_size"]),
             dim=dim,
             context=context,
@@ -191,8 +209,11 @@ def _ropes(fields: Fields, family: ModelFamily, head_dim: int, context: int) -> 
     local_base = fields.number("rope_local_base_freq", family.local_rope_base or base)
     original = fields.whole_or_none("original_max_position_embeddings")
     full_rope, local_rope = (
-        _rope(each, its_base, share, head_dim, context, original)
-        for each, its_base in ((full, base), (local, local_base))
+        _rope(each, its_base, share, its_head_dim, context, original)
+        for each, its_base, its_head_dim in (
+            (full, base, full_head_dim(fields, head_dim)),
+            (local, local_base, head_dim),
+        )
     )
     return full_rope, local_rope._replace(scaling=None) if family.plain_windows else local_rope
 
@@ -203,7 +224,10 @@ def _rope(
     if fields is None:
         return Rope(base, int(head_dim * share))
     base = fields.number("rope_theta", base)
-    dim = int(head_dim * _share(fields, share))
+    share = _share(fields, share)
+    if fields.get("rope_type") == "proportional" and fields.get("factor", 1.0) == 1.0:
+        return Rope(base, head_dim, PartScaling(int(share * head_dim // 2)))
+    dim = int(head_dim * share)
     if fields.get("alpha") and fields.get("rope_type", fields.get("type")) == "dynamic" and dim > 2:
         return Rope(base * fields.number("alpha") ** (dim / (dim - 2)), dim)
     return Rope(base, dim, _scaling(fields, context, dim, original))

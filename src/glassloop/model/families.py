@@ -122,6 +122,9 @@ class ModelFamily(NamedTuple):
     norm: Literal["rms", "layer"] = "rms"
     norm_place: NormPlace = "pre"
     norm_bias: bool = True  # of a layer norm
+    stream_scale: bool = False  # each layer ends with a factor of its own
+    v_norm: bool = False  # of each head of the values, without a weight
+    scale: float | None = None  # of queries and keys; None: as files say, or by the size of a head
     parallel: bool = False  # attention and feed-forward read the same norm
     norm_eps: float | None = None  # where no file says it
     final_norm: bool = True
@@ -583,6 +586,46 @@ FAMILIES = (
         local_rope_base=10_000.0,
         gguf_wide_scale_layers=62,
     ),
+    _GEMMA2._replace(
+        name="gemma4",
+        types=("gemma4_text", "gemma4_unified_text", "gemma4"),
+        title="Gemma 4",
+        qk_norm=True,
+        v_norm=True,
+        stream_scale=True,
+        scale=1.0,
+        only=(
+            ("use_bidirectional_attention", (None, "vision")),
+            ("enable_moe_block", False),
+            ("hidden_size_per_layer_input", 0),
+        ),
+        layer=_GEMMA_LAYER | {"stream_scale": Bare("layers.{i}.layer_scalar")},
+        defaults={
+            "vocab_size": 262_144,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256,
+            "max_position_embeddings": 131_072,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 512,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1_000_000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+        norms_from_zero=False,
+        full_every=6,
+        local_rope_base=10_000.0,
+        gguf_wide_scale_layers=None,
+    ),
 )
 FAMILY_BY_TYPE = {type_name: family for family in FAMILIES for type_name in family.types}
 # Architectures of GGUF that mean another family where the model has experts.
@@ -603,6 +646,7 @@ GGUF_LAYER: dict[str, str | WeightPart] = {
     "o": "blk.{i}.attn_output",
     "q_norm": "blk.{i}.attn_q_norm",
     "k_norm": "blk.{i}.attn_k_norm",
+    "stream_scale": "blk.{i}.layer_output_scale",
     "sinks": "blk.{i}.attn_sinks",
     "attn_post_norm": "blk.{i}.post_attention_norm",
     "ffn_norm": "blk.{i}.ffn_norm",
