@@ -115,8 +115,8 @@ class AppOptions:
                 raise GlassloopError(f"{name} is no option; one of {', '.join(sorted(names))} is expected")
 
         def of(names: set[str]) -> dict[str, Any]:
-            given = {name: each for name, each in values.items() if name in names}
-            return {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
+            options = {name: each for name, each in values.items() if name in names}
+            return {name: tuple(each) if isinstance(each, list) else each for name, each in options.items()}
 
         engines = tuple(EngineOptions(model, **of(of_engines)) for model in models)
         # Ray Serve's proxy listens, at the address of its own configuration.

@@ -35,8 +35,8 @@ _LOCAL = {
 
 def need_ray() -> None:
     """Raises if Ray is not installed."""
-    found = find_spec("ray")
-    if found is None or found.origin is None:  # or a folder of this name
+    spec = find_spec("ray")
+    if spec is None or spec.origin is None:  # or a folder of this name
         raise GlassloopError("replicas need Ray, which is not installed; run: pip install 'glassloop[ray]'")
 
 

@@ -77,11 +77,11 @@ class Stream:
         if not self.by_masks:
             return news
         run, record = self.runs[news.run], news.pass_record
-        told = len(run.tokens) - self._heard[run]
+        told_tokens = len(run.tokens) - self._heard[run]
         self._heard[run] += len(news.tokens)
         if record is not None and record.number < len(run.passes):
             record = None
-        return news._replace(tokens=news.tokens[max(0, told) :], pass_record=record)
+        return news._replace(tokens=news.tokens[max(0, told_tokens) :], pass_record=record)
 
     @property
     def open_runs(self) -> list[Run]:

@@ -61,10 +61,10 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
     order = expand_stages(sampling.stages)
     for name in order:
         if name not in REGISTER:
-            own = "Register a stage of your own with @stage before use, or load its file with --plugin"
+            advice = "Register a stage of your own with @stage before use, or load its file with --plugin"
             near = _nearest(name)
             problem = (
-                f"has {shown(name)}, which is not a stage; {near}{'' if near.endswith('?') else '.'} {own}"
+                f"has {shown(name)}, which is not a stage; {near}{'' if near.endswith('?') else '.'} {hint}"
             )
             raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
@@ -165,8 +165,8 @@ def run_chain(
 ) -> Candidates:
     """Returns the survivors of one row of logits, whose summary the caller has. There is at least one."""
     if not summary.finite:
-        found = "NaN" if np.isnan(logits).any() else "infinity"
-        raise ModelError(f"the model gave a logit that is {found} at position {step.position}")
+        bad_value = "NaN" if np.isnan(logits).any() else "infinity"
+        raise ModelError(f"the model gave a logit that is {bad_value} at position {step.position}")
     rules, chooser = rules_of(chain, step.ops), step.ops.chooser
     try:
         if rules is None or chooser is None:
@@ -234,10 +234,10 @@ def _none_left(
         _run_stages(chain, Candidates.of(logits, summary, step.ops), step, watch)
     if not removed:
         return ModelError(f"the model gave minus infinity for every token at position {step.position}")
-    told = ", ".join(f"{name} leaves {left}" for name, left in removed)
+    stage_counts = ", ".join(f"{name} leaves {left}" for name, left in removed)
     names = " and ".join(name for name, _ in removed)
     odds = f"{names} are at odds" if len(removed) > 1 else f"{names} allows none"
-    message = f"no token is left at position {step.position}: {odds} ({told})"
+    message = f"no token is left at position {step.position}: {odds} ({stage_counts})"
     return SamplingError(message, field=_option_of(removed[-1][0], step.sampling))
 
 

@@ -57,8 +57,8 @@ class _Field(Generic[T]):
         self._unpack = (_INT if RECORD[name].kind == "i" else _FLOAT).unpack_from
 
     def __get__(self, chosen: Chosen, owner: type) -> T:
-        (found,) = self._unpack(chosen.data, self._at)
-        return None if self._optional and found < 0 else found  # type: ignore[return-value]
+        (value,) = self._unpack(chosen.data, self._at)
+        return None if self._optional and value < 0 else value  # type: ignore[return-value]
 
 
 class Chosen:
@@ -118,9 +118,9 @@ class Chosen:
 
 def pack_alternatives(ids: Int32, logprobs: Float64, raw_logprobs: Float64) -> bytes:
     """Returns alternatives in the form that a record has them."""
-    made = np.empty(len(ids), ALTERNATIVE)
-    made["id"], made["logprob"], made["raw_logprob"] = ids, logprobs, raw_logprobs
-    return made.tobytes()
+    alternatives = np.empty(len(ids), ALTERNATIVE)
+    alternatives["id"], alternatives["logprob"], alternatives["raw_logprob"] = ids, logprobs, raw_logprobs
+    return alternatives.tobytes()
 
 
 @cache

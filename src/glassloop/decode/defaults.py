@@ -41,8 +41,8 @@ def default_sampling(where: str, settings: Mapping[str, Setting]) -> Sampling:
 
 def sampling_of_model(name: str, files: ModelFiles) -> Sampling:
     """Returns the settings that are published for a model: those of the catalogue, else of its files."""
-    known = (CATALOG[name].sampling if name in CATALOG else None) or {}
-    return with_defaults(known, default_sampling(str(files.path), files.settings))
+    model_defaults = (CATALOG[name].sampling if name in CATALOG else None) or {}
+    return with_defaults(model_defaults, default_sampling(str(files.path), files.settings))
 
 
 def with_defaults(options: Mapping[str, Any], defaults: Sampling) -> Sampling:
@@ -85,9 +85,9 @@ def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     is an error."""
     from difflib import get_close_matches
 
-    known = [field.name for field in fields(Sampling)]
-    others = {name: value for name, value in arguments.items() if name not in known}
+    field_names = [field.name for field in fields(Sampling)]
+    others = {name: value for name, value in arguments.items() if name not in field_names}
     for name in others:
-        if near := get_close_matches(name, known, n=1, cutoff=_ALIKE):
+        if near := get_close_matches(name, field_names, n=1, cutoff=_ALIKE):
             raise SamplingError.about(name, f"is not a sampling option; did you mean {near[0]}?")
-    return {name: value for name, value in arguments.items() if name in known}, others
+    return {name: value for name, value in arguments.items() if name in field_names}, others

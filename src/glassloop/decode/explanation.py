@@ -150,8 +150,8 @@ def race_table(explanation: Explanation) -> PlainTable:
     """Returns the candidates, one in a row, in the order of the explanation. Where there is luck, logit ÷
     temperature + luck = score."""
     if explanation.upstream is not None:
-        known = [(quoted(racer.text), percent(racer.raw_logprob)) for racer in explanation.candidates]
-        return PlainTable(("token", "told"), known, right=("told",))
+        candidates = [(quoted(racer.text), percent(racer.raw_logprob)) for racer in explanation.candidates]
+        return PlainTable(("token", "told"), candidates, right=("told",))
     logit = "logit" if explanation.sampling.greedy else "logit ÷ temperature"
     luck = (logit, "luck", "score") if explanation.source not in ("beam", "prompt") else ()
     rows = [

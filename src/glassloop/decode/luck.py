@@ -109,7 +109,7 @@ def race(key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: floa
     The candidates are the ids, with descending logits, and, if there is a row whose highest these are, all
     other tokens of the row that are not minus infinity, each logit times the scale.
     """
-    known, racers = len(ids), ids
+    count, racers = len(ids), ids
     if row is not None:
         others = np.setdiff1d(np.flatnonzero(row > -np.inf), ids).astype(np.int32)
         racers = np.concatenate([ids, others])
@@ -121,7 +121,7 @@ def race(key: int, ids: Int32, logits: Float64, row: Float32 | None, scale: floa
     second = int(order[1]) if len(order) > 1 else None
     return Race(
         int(racers[first]),
-        min(first, known),
+        min(first, count),
         float(logits[first]),
         float(noise[first]),
         None if second is None else int(racers[second]),

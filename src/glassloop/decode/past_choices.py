@@ -35,8 +35,8 @@ class PastChoices(Sequence[Chosen]):
         it `update(value, chosen, *options)`. The result for the tokens so far is kept, so that every token is
         looked at once. `update` must be a pure function, the values and options immutable."""
         key = (update, start, *options)
-        known: tuple[int, Value] = self._folds.get(key, (0, start))
-        length, value = known
+        folded: tuple[int, Value] = self._folds.get(key, (0, start))
+        length, value = folded
         for chosen in self._chosen[length:]:
             value = update(value, chosen, *options)
         self._folds[key] = len(self._chosen), value
@@ -52,6 +52,6 @@ class PastChoices(Sequence[Chosen]):
 
     def copy(self) -> PastChoices:
         """Returns independent records of the same tokens."""
-        made = PastChoices()
-        made._chosen, made._folds = self._chosen.copy(), self._folds.copy()
-        return made
+        copied = PastChoices()
+        copied._chosen, copied._folds = self._chosen.copy(), self._folds.copy()
+        return copied

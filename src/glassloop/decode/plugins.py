@@ -105,16 +105,16 @@ def check_stages(sampling: Sampling, plugins: Mapping[str, Plugin]) -> None:
     for name in sampling.stages or ():
         if name not in REGISTER and name in plugins:
             plugin = plugins[name]
-            known = f"the run was made with plugin {plugin}: pass --plugin {plugin.file}"
-            problem = f"has {shown(name)}, which is not registered here; {known} (in Python: load_plugin)"
+            advice = f"the run was made with plugin {plugin}: pass --plugin {plugin.file}"
+            problem = f"has {shown(name)}, which is not registered here; {advice} (in Python: load_plugin)"
             raise SamplingError.about("stages", problem)
 
 
 def plugin_notes(plugins: Mapping[str, Plugin]) -> tuple[str, ...]:
     """Returns a note for each file of a record that is not the file which the stage has here."""
     notes: dict[str, None] = {}  # each once: several stages may be in one file
-    for name, made in plugins.items():
-        here = REGISTER[name].plugin if name in REGISTER else made
-        if here is None or here.sha256 != made.sha256:
-            notes[f"made with plugin {made}, and here it is {here or 'another one'}"] = None
+    for name, recorded_plugin in plugins.items():
+        here = REGISTER[name].plugin if name in REGISTER else recorded_plugin
+        if here is None or here.sha256 != recorded_plugin.sha256:
+            notes[f"made with plugin {recorded_plugin}, and here it is {here or 'another one'}"] = None
     return tuple(notes)

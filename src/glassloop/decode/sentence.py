@@ -48,11 +48,11 @@ def sentence(
 def _of_prompt(taken: Racer, favourite: Racer) -> str:
     share = _percent(taken.raw_logprob)
     if taken.id == favourite.id:
-        found = f"the model found it the likeliest, with {share}"
+        ranking = f"the model found it the likeliest, with {share}"
     else:
         best = f"{_quoted(favourite)} with {_percent(favourite.raw_logprob)}"
-        found = f"the model ranked it {ordinal(taken.rank)}, with {share}; its own favourite was {best}"
-    return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {found}."
+        ranking = f"the model ranked it {ordinal(taken.rank)}, with {share}; its own favourite was {best}"
+    return f"{_quoted(taken)} is part of the prompt, so it was given and not chosen: {ranking}."
 
 
 def _of_forced(taken: Racer, outcome: ChoiceOutcome) -> str:

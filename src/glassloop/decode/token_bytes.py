@@ -43,7 +43,7 @@ class TokenBytes(NamedTuple):
         by_length: dict[int, set[bytes]] = {}
         for text in texts:
             by_length.setdefault(len(text), set()).add(text)
-        found: set[int] = set()
+        ids: set[int] = set()
         data = np.frombuffer(self.joined, np.uint8)
         numbers: NDArray[np.uint64] = np.zeros(
             len(data), np.uint64
@@ -61,12 +61,12 @@ class TokenBytes(NamedTuple):
             owners = self.starts.searchsorted(places, "right") - 1
             within = places + length <= self.ends[owners]  # not across the end of a token
             if length <= 8:
-                found.update(owners[within].tolist())
+                ids.update(owners[within].tolist())
                 continue
             for place, token in zip(places[within].tolist(), owners[within].tolist(), strict=True):
                 if self.joined[place : place + length] in by_length[length]:
-                    found.add(token)
-        return found
+                    ids.add(token)
+        return ids
 
 
 def _short(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -79,17 +79,17 @@ _MADE: WeakKeyDictionary[Tokenizer, TokenBytes] = WeakKeyDictionary()
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     """Returns the bytes of a tokenizer's tokens, which are made once."""
-    made = _MADE.get(tokenizer)
-    if made is None:
+    token_bytes = _MADE.get(tokenizer)
+    if token_bytes is None:
         by_id = [_bytes_of(tokenizer, token) for token in range(tokenizer.vocab_size)]
         sorted_ids = sorted((token for token, data in enumerate(by_id) if data), key=by_id.__getitem__)
         in_order = [by_id[token] for token in sorted_ids]
         ends = np.cumsum([len(data) for data in by_id])
         starts = np.concatenate([[0], ends[:-1]])
-        made = _MADE[tokenizer] = TokenBytes(
+        token_bytes = _MADE[tokenizer] = TokenBytes(
             by_id, in_order, np.array(sorted_ids, np.int32), b"".join(by_id), starts, ends
         )
-    return made
+    return token_bytes
 
 
 def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:

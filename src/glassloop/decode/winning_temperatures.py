@@ -34,9 +34,9 @@ def winning_temperatures(
     luck = (luck_of if chooser is None else chooser.luck_of)(
         luck_key(step.seed, step.salt, step.position), ids
     )
-    own = int(np.flatnonzero(ids == winner)[0])
-    lead = (logits[own] - logits) * step.sampling.temperature  # at temperature 1
-    needed = luck - luck[own]
+    winner_place = int(np.flatnonzero(ids == winner)[0])
+    lead = (logits[winner_place] - logits) * step.sampling.temperature  # at temperature 1
+    needed = luck - luck[winner_place]
     ahead, behind = (lead > 0) & (needed > 0), (lead < 0) & (needed < 0)
     coldest = 0.0 if left.ids[0] == winner else 0.01  # greedy decoding takes another of equal logits
     lowest = float((lead[behind] / needed[behind]).max(initial=coldest))

@@ -84,12 +84,12 @@ def infill(
         problem = f"none of {candidates} candidates fits: {proposals[0].refusal}"
         raise GlassloopError(problem, field="candidates")
     run = apply(work, following, [best])
-    given = {"before": before, "after": after, **_options(tokens, candidates, method, window, sampling)}
+    arguments = {"before": before, "after": after, **_options(tokens, candidates, method, window, sampling)}
     if filling is not None:
-        given |= {"proposer": proposer, "diffusion": filling.to_dict()}
+        arguments |= {"proposer": proposer, "diffusion": filling.to_dict()}
     span = (len(before), len(before) + len(best.text))
     text = before + best.text + after
-    return Edit.of(work, "infill", draft, run, proposals, given, span, (before + after, text))
+    return Edit.of(work, "infill", draft, run, proposals, arguments, span, (before + after, text))
 
 
 def rewrite(
@@ -143,9 +143,9 @@ def rewrite(
         accepted = [best for best in chosen if best is not None]
         if accepted:
             current = apply(work, current.token_ids, accepted)
-    given = {"text": text, "spans": wanted, **_options(tokens, candidates, method, window, sampling)}
+    arguments = {"text": text, "spans": wanted, **_options(tokens, candidates, method, window, sampling)}
     final, span = _final(work, text, wanted, pieces)
-    return Edit.of(work, "rewrite", draft, current, proposals, given, span, (text, final))
+    return Edit.of(work, "rewrite", draft, current, proposals, arguments, span, (text, final))
 
 
 def decide_all(

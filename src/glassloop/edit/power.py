@@ -144,8 +144,8 @@ def _chain(
         yield request
         chain.current = request.runs[0]
         work.sampled += len(ended(chain.current)) - len(current.tokens)
-    given = {"alpha": float(alpha), "steps": steps, "block": block, "sampling": sampling.to_dict()}
-    return Edit.of(work, "sharpen", draft, current, proposals, given, (0, len(current.text)))
+    arguments = {"alpha": float(alpha), "steps": steps, "block": block, "sampling": sampling.to_dict()}
+    return Edit.of(work, "sharpen", draft, current, proposals, arguments, (0, len(current.text)))
 
 
 def _prepare(llm: LocalModel, prompt: Any, sampling: Sampling) -> Request:

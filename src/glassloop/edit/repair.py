@@ -100,9 +100,9 @@ def repair(
     else:
         sampling = replace(sampling_for_check(text, len(ids), sampling), seed=work.luck.seed)
         draft = work.text(prompt_ids, ids, text if isinstance(text, Run) else None)
-    given = {**options.to_dict(), "ids": ids, "head": head, "checked": check is not None}
-    given["sampling"] = sampling.to_dict()
-    return _repaired(work, draft, head, check, sampling, options, given)
+    arguments = {**options.to_dict(), "ids": ids, "head": head, "checked": check is not None}
+    arguments["sampling"] = sampling.to_dict()
+    return _repaired(work, draft, head, check, sampling, options, arguments)
 
 
 def repair_again(
@@ -164,7 +164,7 @@ def _tokens(llm: LocalModel, text: str | Run, prompt: Any) -> tuple[list[int], l
         prompt_ids = llm.tokenizer.encode_chat(prompt)
     else:
         prompt_ids = llm.requests.checked(prompt)
-    for name, given in (("text", text), ("prompt", prompt_ids)):
-        if not given:
+    for name, argument in (("text", text), ("prompt", prompt_ids)):
+        if not argument:
             raise TextError.about(name, "is empty; at least one token is expected")
     return prompt_ids, llm.tokenizer.encode_inside(text), ""

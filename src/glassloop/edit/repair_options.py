@@ -71,10 +71,12 @@ class RepairOptions:
     ) -> RepairOptions:
         """Returns checked options; None is the default of the way. Raises for one that the way does not
         take."""
-        given = {"tokens": tokens, "window": window, "least_gain": least_gain, "spans": spans}
+        settings = {"tokens": tokens, "window": window, "least_gain": least_gain, "spans": spans}
         for name in way.refused:
-            if given[name] is not None:
-                raise GlassloopError.about(name, f"is {shown(given[name])}; {way.kind.name} does not take it")
+            if settings[name] is not None:
+                raise GlassloopError.about(
+                    name, f"is {shown(settings[name])}; {way.kind.name} does not take it"
+                )
         check_count("candidates", candidates, 1, MOST_CANDIDATES)
         tokens = check_count("tokens", _LENGTH if tokens is None else tokens, 1, MOST_TOKENS)
         window = check_count("window", way.window if window is None else window, 0, 1 << 20)

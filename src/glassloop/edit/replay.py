@@ -52,14 +52,14 @@ def _kind_of(edit: Edit) -> TaskKind:
 
 
 def _again(edit: Edit, llm: LocalModel, check: Any, deadline: Deadline | None) -> Edit:
-    given = dict(edit.given)
-    prompt_ids = given.pop("prompt_ids")
-    sampling = changed(Sampling.from_dict(given.pop("sampling")), seed=edit.seed)
+    arguments = dict(edit.given)
+    prompt_ids = arguments.pop("prompt_ids")
+    sampling = changed(Sampling.from_dict(arguments.pop("sampling")), seed=edit.seed)
     sampling = _kind_of(edit).acting(sampling)
     if edit.kind == "sharpen":
-        return sharpen(llm, prompt_ids, sampling=sampling, deadline=deadline, **given)
+        return sharpen(llm, prompt_ids, sampling=sampling, deadline=deadline, **arguments)
     if edit.kind == "infill":
-        return infill(llm, sampling=sampling, deadline=deadline, **given)
+        return infill(llm, sampling=sampling, deadline=deadline, **arguments)
     if edit.kind == "repair":
-        return repair_again(llm, prompt_ids, given, sampling, check, deadline)
-    return rewrite(llm, sampling=sampling, deadline=deadline, **given)
+        return repair_again(llm, prompt_ids, arguments, sampling, check, deadline)
+    return rewrite(llm, sampling=sampling, deadline=deadline, **arguments)

@@ -122,11 +122,11 @@ def rest_request(requests: RequestMaker, run: Run, timeout: float | None = None)
     check_stages(sampling, run.plugins)
     requests.check_length(len(run.prompt_ids) + len(run.tokens) + len(run.pending))
     limits = [seconds for seconds in (sampling.timeout, timeout) if seconds is not None]
-    own = replace(sampling, n=1, timeout=min(limits, default=None))
-    built = requests.compile(own)
+    own_sampling = replace(sampling, n=1, timeout=min(limits, default=None))
+    built = requests.compile(own_sampling)
     return Request(
         run.prompt_ids,
-        own,
+        own_sampling,
         [run],
         forced=list(run.pending),
         drafts=requests.drafts,

@@ -26,8 +26,8 @@ def check_methods(methods: Sequence[MethodSpec]) -> None:
     """Raises for a method that does not compare choices."""
     for method in methods:
         if method.text not in METHODS:
-            known = " and ".join(METHODS)
-            raise TaskError.about("method", f"is {method.text}; a task of choices has {known}")
+            method_names = " and ".join(METHODS)
+            raise TaskError.about("method", f"is {method.text}; a task of choices has {method_names}")
 
 
 def run_choices(

@@ -64,8 +64,8 @@ class Evaluation:
             check_methods(self.specs)
             return
         for method in self.specs:
-            made = make_method(method.name, dict(method.options))
-            if made.needs_verifier and any(item.verify is None for item in self.task.items):
+            built_method = make_method(method.name, dict(method.options))
+            if built_method.needs_verifier and any(item.verify is None for item in self.task.items):
                 problem = f"is {method.text}, which needs a verifier; {self.task.name} has answers instead"
                 raise TaskError.about("method", problem)
         _ = self.settings

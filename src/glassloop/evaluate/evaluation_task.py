@@ -49,14 +49,14 @@ class EvaluationTask:
     def __post_init__(self) -> None:
         if not self.items:
             raise TaskError.about("task", f"{self.name} has no items; at least one is expected")
-        seen: set[str] = set()
+        ids: set[str] = set()
         for item in self.items:
             if self.is_choice != bool(item.choices):
                 problem = f"are missing in item {item.id}; either all items of a task have choices, or none"
                 raise TaskError.about("choices", problem)
-            if item.id in seen:
+            if item.id in ids:
                 raise TaskError.about("id", f"{item.id} occurs twice; every item is expected to have its own")
-            seen.add(item.id)
+            ids.add(item.id)
 
     @property
     def is_choice(self) -> bool:

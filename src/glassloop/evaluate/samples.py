@@ -94,8 +94,8 @@ def _request(llm: LLM, task: EvaluationTask, plan: Plan, kind: str, index: int, 
     if kind == GREEDY:
         sampling = Sampling(temperature=0, **shared)
     else:
-        given = {"temperature": plan.temperature, "logprobs": ALTERNATIVES, "n": plan.n}
-        sampling = Sampling(**{**shared, **given, **dict(plan.options)})
+        options = {"temperature": plan.temperature, "logprobs": ALTERNATIVES, "n": plan.n}
+        sampling = Sampling(**{**shared, **options, **dict(plan.options)})
     return request_for(llm, task, item, sampling)
 
 

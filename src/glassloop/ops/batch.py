@@ -61,8 +61,8 @@ class Batch(NamedTuple):
         positions: list[int] = []
         spans: list[Span] = []
         rows: list[int] = []
-        asked = [1] * len(work) if wanted is None else wanted
-        for (pages, first, ids), last in zip(work, asked, strict=True):
+        wanted_rows = [1] * len(work) if wanted is None else wanted
+        for (pages, first, ids), last in zip(work, wanted_rows, strict=True):
             start, stop = len(tokens), len(tokens) + len(ids)
             tokens.extend(ids)
             positions.extend(range(first, first + len(ids)))
@@ -116,10 +116,10 @@ def _check_reach(batch: Batch) -> None:
         raise BatchError(f"the batch has {len(batch.tokens)} rows, and a reach for {len(batch.reach)}")
     for span in batch.spans:
         for row in range(span.start, span.stop):
-            own, reach, position = span.first + row - span.start, batch.reach[row], batch.positions[row]
-            if not own < reach <= span.length:
+            own_slot, reach, position = span.first + row - span.start, batch.reach[row], batch.positions[row]
+            if not own_slot < reach <= span.length:
                 raise BatchError(
-                    f"row {row} has the reach {reach}; one from {own + 1} to {span.length} is expected"
+                    f"row {row} has the reach {reach}; one from {own_slot + 1} to {span.length} is expected"
                 )
             if not 0 <= position < MOST_POSITIONS:
                 raise BatchError(

@@ -47,9 +47,9 @@ def exp(x: Float64) -> Float64:
     if native is None:
         return exp_in_numpy(x)
     x = np.ascontiguousarray(x, np.float64)
-    made = np.empty_like(x)
-    native.gl_exp_each(lib.address(x), x.size, lib.address(made))
-    return made
+    result = np.empty_like(x)
+    native.gl_exp_each(lib.address(x), x.size, lib.address(result))
+    return result
 
 
 def exp_in_numpy(x: Float64) -> Float64:
@@ -63,10 +63,10 @@ def exp_in_numpy(x: Float64) -> Float64:
     for power in (10, 8, 6, 4, 2):
         even = even * z + _inverse_factorial(power)
         odd = odd * z + _inverse_factorial(power + 1)
-    made: Float64 = (1.0 + (r + z * (even + r * odd))) * ((shifted.view(np.int64) + 1023) << 52).view(
+    powers: Float64 = (1.0 + (r + z * (even + r * odd))) * ((shifted.view(np.int64) + 1023) << 52).view(
         np.float64
     )
-    return np.where(x < -708.0, 0.0, np.where(x > 709.0, np.inf, made))
+    return np.where(x < -708.0, 0.0, np.where(x > 709.0, np.inf, powers))
 
 
 def log_normal(x: Float64) -> Float64:

@@ -82,7 +82,7 @@ def _under_limits(root: Path) -> Iterator[FreeMemory]:
 
 def _in_groups(root: Path) -> Iterator[FreeMemory]:
     """Yields what each control group that the process is in leaves, and each above it."""
-    own = _own_groups(_read(root / "proc/self/cgroup"))
+    own_groups = _own_groups(_read(root / "proc/self/cgroup"))
     for line in _read(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         fields, kind = mount.split(), system.split()
@@ -91,7 +91,7 @@ def _in_groups(root: Path) -> Iterator[FreeMemory]:
         if kind[0] == "cgroup" and "memory" not in kind[2].split(","):
             continue
         names = _V2 if kind[0] == "cgroup2" else _V1
-        for group in _above(PurePosixPath(fields[3]), own.get(kind[0])):
+        for group in _above(PurePosixPath(fields[3]), own_groups.get(kind[0])):
             folder = root / fields[4].lstrip("/") / group
             limit = _number(folder / names.limit, r"(\d+)\s*$", 0)
             if limit:
@@ -143,5 +143,5 @@ def _read(file: Path) -> str:
 
 
 def _number(file: Path, pattern: str, otherwise: int) -> int:
-    found = re.search(pattern, _read(file))
-    return int(found[1]) if found else otherwise
+    match = re.search(pattern, _read(file))
+    return int(match[1]) if match else otherwise

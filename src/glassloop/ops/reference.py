@@ -246,8 +246,8 @@ class ReferenceOps:
                 count = len(rows[part])
                 given = np.zeros((_ROWS_OF_EXPERT, x.shape[1]), np.float32)
                 given[:count] = inputs[part]
-                made = self._expert(given, experts[number], gating)[:count]
-                out[rows[part]] += made if weigh_input else made * weight[part]
+                outputs = self._expert(given, experts[number], gating)[:count]
+                out[rows[part]] += outputs if weigh_input else outputs * weight[part]
         return out
 
     def _expert(self, x: Float32, expert: Expert, gating: Gating) -> Float32:
@@ -299,9 +299,9 @@ def _check(batch: Batch, pages: Sequence[Pages]) -> None:
 def _visible(batch: Batch, span: Span, rows: slice, window: int | None) -> np.ndarray:
     """Returns the mask of attention: which slots of its branch each row sees. [rows, length]"""
     key = np.arange(span.length)
-    own = span.first + np.arange(rows.start, rows.stop)[:, None] - span.start
-    reach = np.array(batch.reach[rows])[:, None] if batch.reach else own + 1
-    return key < reach if window is None else (key < reach) & (key > own - window)
+    own_slots = span.first + np.arange(rows.start, rows.stop)[:, None] - span.start
+    reach = np.array(batch.reach[rows])[:, None] if batch.reach else own_slots + 1
+    return key < reach if window is None else (key < reach) & (key > own_slots - window)
 
 
 def _attend(

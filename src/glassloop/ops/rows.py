@@ -184,5 +184,5 @@ def check_token(token: int, width: int) -> None:
 def rank_of(logits: Float32, token: int) -> int:
     """Returns how many logits are higher, or equal with a lower id."""
     check_token(token, len(logits))
-    own = logits[token]
-    return int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token] == own))
+    own_logit = logits[token]
+    return int(np.count_nonzero(logits > own_logit)) + int(np.count_nonzero(logits[:token] == own_logit))

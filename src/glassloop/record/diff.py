@@ -123,8 +123,8 @@ def _is_decisive(cause: Cause, first: Run, second: Run, at: int) -> bool | None:
         return None
     changes = {cause.what: cause.second}
     if cause.what in ("stages", "stage_options"):  # neither is valid without the other
-        asked = second.drawn_with(at).sampling
-        changes = {"stages": asked.stages, "stage_options": asked.stage_options}
+        asked_sampling = second.drawn_with(at).sampling
+        changes = {"stages": asked_sampling.stages, "stage_options": asked_sampling.stage_options}
     try:
         return bool(first.explain(at, **changes).winner.id == theirs.id)
     except SamplingError:  # it is at odds with the other options, or a stage is not registered here

@@ -29,9 +29,9 @@ def explain_reported(
     assert engine is not None
     check_one_of("luck", luck, ("same", "new"), TraceError)
     check_count("shown", shown, 0, 1 << 31)
-    asked = [name for name in overrides if name not in _IGNORED]
-    if asked or luck == "new":
-        what = asked[0] if asked else "luck"
+    deciding_names = [name for name in overrides if name not in _IGNORED]
+    if deciding_names or luck == "new":
+        what = deciding_names[0] if deciding_names else "luck"
         raise TraceError.about(
             what,
             f"is given, which asks what would have come; {engine.described} computed this run, and only"

@@ -116,9 +116,9 @@ class Token:
         """Returns the token as it is in a branch in which this text became certain with it."""
         if text == self.text:
             return self
-        made = copy(self)
-        made.text = text
-        return made
+        twin = copy(self)
+        twin.text = text
+        return twin
 
     @property
     def record(self) -> tuple[object, ...]:

@@ -16,9 +16,9 @@ _BEFORE, _AFTER = 24, 16  # characters of the text around a token
 def most_surprising(tokens: Sequence[Token], count: int = 1) -> list[int]:
     """Returns the places of the tokens that the model itself found least likely, the least likely one first.
     Forced tokens count only if there are no others."""
-    known = [place for place, token in enumerate(tokens) if not isnan(token.raw_logprob)]
-    free = [place for place in known if tokens[place].source != "forced"]
-    return sorted(free or known, key=lambda place: tokens[place].raw_logprob)[:count]
+    scored_places = [place for place, token in enumerate(tokens) if not isnan(token.raw_logprob)]
+    free = [place for place in scored_places if tokens[place].source != "forced"]
+    return sorted(free or scored_places, key=lambda place: tokens[place].raw_logprob)[:count]
 
 
 def first_unlikely(tokens: Sequence[Token]) -> int | None:

@@ -87,8 +87,8 @@ def _first_difference(one: Solution, other: Solution) -> str | None:
             return f"path {mine.number} differs at {where}"
         for name in ("value", "vote", "ended_by"):
             if getattr(mine, name) != getattr(theirs, name):
-                found = f"{shown(getattr(mine, name))} and is {shown(getattr(theirs, name))}"
-                return f"{name} of path {mine.number} was {found}"
+                difference = f"{shown(getattr(mine, name))} and is {shown(getattr(theirs, name))}"
+                return f"{name} of path {mine.number} was {difference}"
     if one.votes != other.votes:
         return f"the votes were {one.votes} and are {other.votes}"
     return None

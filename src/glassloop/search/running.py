@@ -67,10 +67,10 @@ class Running:
         """`question` is a prepared request, whose run has the prompt and the seed; none of it is computed.
         `named` are the parts of the record that only the caller knows."""
         base = question.runs[0]
-        given = base.sampling
+        sampling = base.sampling
         if isinstance(question, DiffusionRequest):
-            given = replace(given, diffusion=question.options)
-        SOLVE.check(given)
+            sampling = replace(sampling, diffusion=question.options)
+        SOLVE.check(sampling)
         if method.needs_verifier and verifier is None:
             raise GlassloopError.about("verify", f"is missing; the method {_name(method)} needs a verifier")
         self.llm = llm

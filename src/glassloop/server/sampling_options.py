@@ -46,8 +46,8 @@ class Body(BaseModel):
         """Drops nulls of unknown names: clients send every field that they know."""
         if not isinstance(value, dict) or None not in value.values():
             return value
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {name: each for name, each in value.items() if each is not None or name in known}
+        field_names = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: each for name, each in value.items() if each is not None or name in field_names}
 
     @property
     def given(self) -> dict[str, Any]:

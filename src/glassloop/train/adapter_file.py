@@ -60,8 +60,8 @@ def write_adapter_file(
 
 
 def _tops(values: Float32, axis: int) -> Float32:
-    found: Float32 = np.abs(values).max(axis=axis)
-    return found
+    largest: Float32 = np.abs(values).max(axis=axis)
+    return largest
 
 
 def _codes(values: Float32, tops: Float32) -> np.ndarray:

@@ -180,8 +180,8 @@ class TrainConfig:
             raise TrainError.about("lora_rank", "needs a model to adapt (--model NAME)")
         unknown = set(self.lora_targets) - set(LORA_TARGETS)
         if unknown:
-            known = ", ".join(LORA_TARGETS)
-            raise TrainError.about("lora_targets", f"has {sorted(unknown)[0]!r}; {known} are expected")
+            target_names = ", ".join(LORA_TARGETS)
+            raise TrainError.about("lora_targets", f"has {sorted(unknown)[0]!r}; {target_names} are expected")
 
     @property
     def tokens_per_step(self) -> int:
@@ -257,11 +257,11 @@ def read_config(path: Path) -> dict[str, Any]:
 def make_config(where: str, *layers: Mapping[str, Any]) -> TrainConfig:
     """Returns a config from settings in order of precedence, the last one first. `where` is named in
     errors."""
-    known = {each.name for each in fields(TrainConfig)}
+    setting_names = {each.name for each in fields(TrainConfig)}
     merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            if name not in known:
+            if name not in setting_names:
                 raise TrainError(f"{where}: there is no setting {name!r}", field=name)
             merged[name] = tuple(value) if isinstance(value, list) else value
     return TrainConfig(**merged)

@@ -53,8 +53,8 @@ def sum_of_experts(
     for number in numbers.unique().tolist():
         rows, places = (numbers == number).nonzero(as_tuple=True)
         weight = weights[rows, places, None].to(x.dtype)
-        made = expert(number, x[rows] * weight) if weigh_input else expert(number, x[rows]) * weight
-        out = out.index_add(0, rows, made.to(out.dtype))
+        outputs = expert(number, x[rows] * weight) if weigh_input else expert(number, x[rows]) * weight
+        out = out.index_add(0, rows, outputs.to(out.dtype))
     return out
 
 

@@ -41,11 +41,11 @@ def set_arrays(
     are not those of this run."""
     check_shapes(path, arrays, {name: tuple(weight.shape) for name, weight in parameters.items()})
     for name, weight in parameters.items():
-        own, first, second = (
+        own_state, first, second = (
             torch.from_numpy(np.array(arrays[f"{part}:{name}"])).to(weight.device) for part in PARTS
         )
         with torch.no_grad():
-            weight.copy_(own)
+            weight.copy_(own_state)
         if step:
             # A fused AdamW counts its steps on the device.
             place = weight.device if optimizer.defaults["fused"] else "cpu"

@@ -43,8 +43,8 @@ class RunFolder:
         """What the run ended with; None if it has not ended."""
         if not self.result_file.exists():
             return None
-        found: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
+        return result
 
     @property
     def has_begun(self) -> bool:

@@ -17,8 +17,8 @@ def history(folder: Path) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for point in read_points(place.curves):
         steps.setdefault(point["step"], {}).update(point)
-    known = ("validation", "end_probability", "neighbours", "sample")
-    return [entry for _, entry in sorted(steps.items()) if any(key in entry for key in known)]
+    list_names = ("validation", "end_probability", "neighbours", "sample")
+    return [entry for _, entry in sorted(steps.items()) if any(key in entry for key in list_names)]
 
 
 def show_text(entries: list[dict[str, Any]]) -> str:

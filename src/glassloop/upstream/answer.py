@@ -62,7 +62,7 @@ class Answer:
 
     def read(self, part: AnswerPart) -> list[Token]:
         """Returns the tokens of a chunk. Raises if there is far more text than was asked for."""
-        run, made = self._run, list[Token]()
+        run, tokens = self._run, list[Token]()
         engine = reporting_engine(run)
         self._room -= len(part.text)
         if self._room < 0:
@@ -71,11 +71,11 @@ class Answer:
         if part.entries:
             self._told = True
             for entry, text in zip(part.entries, self._texts(part), strict=True):
-                made.append(self._token(entry, text))
+                tokens.append(self._token(entry, text))
         elif part.text and self._told:
             self._held.append(part.text)
         elif part.text:
-            made.append(self._token(ReportedToken(part.text, part.text.encode(), None, ()), part.text))
+            tokens.append(self._token(ReportedToken(part.text, part.text.encode(), None, ()), part.text))
             engine = replace(engine, logprobs=False)
         if part.fingerprint is not None:
             engine = replace(engine, fingerprint=part.fingerprint)
@@ -90,7 +90,7 @@ class Answer:
             reason = _ENDINGS.get(part.finish_reason)
             why = part.stop_reason or ("max_tokens" if reason == "length" else None)
             self.finish(reason or "stop", why if reason else part.finish_reason)
-        return made
+        return tokens
 
     def finish(self, reason: str, why: str | None) -> None:
         if self._run.finish_reason is None:

@@ -42,5 +42,5 @@ async def connect(url: str, model: str | None, key: str | None) -> Api:
         raise GlassloopError.about("model", f"is not given; the upstream has {some or 'no list of models'}")
     entry = next((each for each in models if each["id"] == model), models[0] if models else {})
     context = entry.get("max_model_len", entry.get("context_length"))
-    known = type(context) is int and 0 < context < UNKNOWN_CONTEXT
-    return Api(client, kind_of(entry.get("owned_by")), model, context if known else None)
+    is_known = type(context) is int and 0 < context < UNKNOWN_CONTEXT
+    return Api(client, kind_of(entry.get("owned_by")), model, context if is_known else None)

@@ -46,8 +46,8 @@ def forced_token(run: Run, at: int, token: int | str | None, text: str | None) -
             if not piece or PART.search(piece):
                 raise TextError.about("token", "is a part of a character, which cannot be sent as text")
             others = [(each, told) for each, _, told in named[:-1]]
-            known = None if logprob != logprob else logprob
-            return Token.told(id, piece, piece.encode(), names, known, others)
+            known_logprob = None if logprob != logprob else logprob
+            return Token.told(id, piece, piece.encode(), names, known_logprob, others)
     raise TextError.about(
         "token", f"is {shown(token)}, which the upstream did not name at this place; text= takes any text"
     )

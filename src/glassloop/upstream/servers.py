@@ -82,15 +82,15 @@ def check_options(kind: ServerKind, sampling: Sampling) -> None:
 
 def options_for(kind: ServerKind, sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     """Returns the options of a request as the server takes them, except its length and its seed."""
-    made = {name: getattr(sampling, name) for name in _OPENAI}
-    made |= {theirs: getattr(sampling, name) for name, theirs in kind.options.items()}
+    body = {name: getattr(sampling, name) for name in _OPENAI}
+    body |= {theirs: getattr(sampling, name) for name, theirs in kind.options.items()}
     if sampling.stop:
-        made["stop"] = list(sampling.stop)
+        body["stop"] = list(sampling.stop)
     if sampling.json_schema is not None:
         if not chat:
             raise SamplingError.about(
                 "json_schema", "is given for a text; the upstream takes it in a chat only"
             )
         schema = {"name": "answer", "schema": sampling.to_dict()["json_schema"], "strict": True}
-        made["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return made
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body

@@ -220,8 +220,8 @@ class UpstreamStreams:
                 for token in answer.read(read_part(chunk)):
                     yield token
                     if len(run.tokens) > request.sampling.max_tokens:
-                        told = f"the upstream sent more than the {room} tokens that were asked for"
-                        raise UpstreamError(told)
+                        problem = f"the upstream sent more than the {room} tokens that were asked for"
+                        raise UpstreamError(problem)
         if run.finish_reason is None:
             raise Unavailable("the upstream's stream ended in the middle of the answer")
 
@@ -230,16 +230,16 @@ class UpstreamStreams:
     ) -> AsyncGenerator[Any, None]:
         """Yields the chunks of an answer. If the upstream refuses to give log-probabilities, it is asked
         again, without them."""
-        told = False
+        has_told = False
         try:
             async with aclosing(self.api.client.stream(path, body, room)) as chunks:
                 async for chunk in chunks:
-                    told = True
+                    has_told = True
                     yield chunk
-            if told or "logprobs" not in body:
+            if has_told or "logprobs" not in body:
                 return  # an empty stream is how some servers refuse
         except (Refused, UpstreamError, Unavailable) as error:
-            if told or "logprobs" not in str(error) or "logprobs" not in body:
+            if has_told or "logprobs" not in str(error) or "logprobs" not in body:
                 raise
         self.gives_logprobs = False
         run.origin = replace(reporting_engine(run), logprobs=False)

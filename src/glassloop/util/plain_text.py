@@ -13,7 +13,7 @@ from typing import NamedTuple
 def visible(text: str, newlines: bool = True) -> str:
     """Returns a text that is safe to send to a terminal: characters that would control it or cannot be seen
     are escaped (`\\x1b`). Without `newlines`, line ends and tabs become symbols, so that it is one line."""
-    shown = STEERING.sub(lambda found: escaped(found[0]), text)
+    shown = STEERING.sub(lambda match: escaped(match[0]), text)
     return shown if newlines else shown.replace("\n", "↵").replace("\t", "⇥")
 
 

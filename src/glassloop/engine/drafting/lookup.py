@@ -47,9 +47,9 @@ class Lookup:
         if len(tokens) < GRAM:
             return 0.0, []
         gram = ngram_of(tokens)
-        own, other = self._own.longest(tokens, gram), self._recent_runs.longest(tokens, gram)
-        self.is_own = own[0] >= other[0]
-        agreed, following = own if self.is_own else other
+        own_match, other = self._own.longest(tokens, gram), self._recent_runs.longest(tokens, gram)
+        self.is_own = own_match[0] >= other[0]
+        agreed, following = own_match if self.is_own else other
         self._expected = agreed, following, len(tokens)
         if not following:
             return 0.0, []

@@ -120,9 +120,9 @@ def _section(run: RunRecord) -> tuple[bytes, int]:
     except (ValueError, RecursionError) as error:
         raise TraceError(f"run {run.id} cannot be written as JSON: {error}") from error
     plain = written.encode("utf-8", "surrogatepass")
-    for what, found, most in (("header", len(plain), LIMITS.header), ("columns", size, LIMITS.columns)):
-        if found > most:
-            raise TraceError(f"run {run.id} has {what} of {found} bytes; at most {most} can be read back")
+    for what, size_now, most in (("header", len(plain), LIMITS.header), ("columns", size, LIMITS.columns)):
+        if size_now > most:
+            raise TraceError(f"run {run.id} has {what} of {size_now} bytes; at most {most} can be read back")
     packed = zlib.compress(plain, 9)
     return _SECTION.pack(len(packed), len(plain), len(records)) + packed + records, len(plain) + size
 

@@ -67,7 +67,7 @@ def records_of(run: RunRecord) -> list[Token]:
 def from_header(kind: type[R], header: dict[str, Any], records: list[Token]) -> R:
     """Returns the run of a checked header (`read_header`) and the tokens that belong to it, as an object of
     this class."""
-    prompt, made, end = (header[name] for name in ("prompt_records", "records", "end_records"))
+    prompt, record_count, end = (header[name] for name in ("prompt_records", "records", "end_records"))
     for place, *guess in header.get("refused", ()):  # older files do not have it
         records[prompt + place].refused = Refusal(*guess)
     run = kind(
@@ -85,7 +85,7 @@ def from_header(kind: type[R], header: dict[str, Any], records: list[Token]) -> 
         form=AnswerForm(**header["form"]) if header.get("form") else None,  # only of models that think
         forks={int(position): count for position, count in header["forks"].items()},
         prompt_tokens=records[:prompt],
-        tokens=records[prompt : prompt + made],
+        tokens=records[prompt : prompt + record_count],
         end=records[-1] if end else None,
     )
     if run.finish_reason == "error":

@@ -22,9 +22,9 @@ def copy_database(source: sqlite3.Connection, target: Path) -> int:
         with closing(sqlite3.connect(part, isolation_level=None)) as copy:
             source.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")
-            found = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise TraceError(f"the store is damaged ({found}); no copy was made")
+            check_result = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if check_result != "ok":
+                raise TraceError(f"the store is damaged ({check_result}); no copy was made")
             count = int(copy.execute("SELECT count(*) FROM main.runs").fetchone()[0])
         with part.open("rb") as file:
             os.fsync(file.fileno())

@@ -103,14 +103,14 @@ class Postgres:
         import psycopg
 
         try:
-            given = conninfo_to_dict(url)
+            settings = conninfo_to_dict(url)
         except psycopg.Error:  # its message may quote the password
             raise TraceError(
                 "store is not a valid PostgreSQL URL; postgresql://USER:PASSWORD@HOST:PORT/DATABASE is"
                 " expected, with % before two hex digits for special characters"
             ) from None
-        self._password = str(given.get("password") or "")
-        self.name = _shown(given)
+        self._password = str(settings.get("password") or "")
+        self.name = _shown(settings)
         self._patience = patience
         seconds = max(2, ceil(patience))
         defaults: dict[str, Any] = {
@@ -121,7 +121,7 @@ class Postgres:
             "tcp_user_timeout": 1000 * seconds,
             "application_name": "glassloop",
         }
-        self._parameters = {**defaults, **given}
+        self._parameters = {**defaults, **settings}
         self._has_connected = False
         self._before = VERSION  # the version that the last connection found
         self._reader = DatabaseConnection(self.connect)

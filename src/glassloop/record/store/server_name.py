@@ -87,14 +87,14 @@ class ServerName:
 
     def shared_key(self) -> bytes:
         """Returns random bytes that are the same for all servers of the store."""
-        path, own = self._folder / "key", self._path(self.name).with_suffix(".key")
+        path, key_link = self._folder / "key", self._path(self.name).with_suffix(".key")
         try:
             if not path.exists():
-                own.touch(mode=0o600)
-                own.write_bytes(os.urandom(32))
+                key_link.touch(mode=0o600)
+                key_link.write_bytes(os.urandom(32))
                 with suppress(FileExistsError):
-                    os.link(own, path)  # whole, or the one of another server
-                own.unlink()
+                    os.link(key_link, path)  # whole, or the one of another server
+                key_link.unlink()
             return path.read_bytes()
         except OSError:  # a file system without links
             return os.urandom(32)

@@ -167,12 +167,12 @@ def _set_trees(connection: sqlite3.Connection) -> None:
 def _set_order(connection: sqlite3.Connection) -> None:
     """Sets when runs of version 2 were added, so that their order stays: by number. Dates in files may be
     any."""
-    added, now, made = 0.0, time.time(), []
+    added, now, added_rows = 0.0, time.time(), []
     for number, created in connection.execute("SELECT number, created FROM runs ORDER BY number"):
         said = created if isinstance(created, float) else now
         added = max(added + 1e-6, min(said, now))
-        made.append((added, number))
-    connection.executemany("UPDATE runs SET added = ? WHERE number = ?", made)
+        added_rows.append((added, number))
+    connection.executemany("UPDATE runs SET added = ? WHERE number = ?", added_rows)
 
 
 def _set_titles(connection: sqlite3.Connection) -> None:

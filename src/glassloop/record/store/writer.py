@@ -177,11 +177,11 @@ class StoreWriter:
 
     def _fail(self, item: QueuedRun, error: Exception) -> None:
         self._error = error
-        known = self._unwritten.pop(item.run.id, None) is not None
+        was_unwritten = self._unwritten.pop(item.run.id, None) is not None
         if not isinstance(error, StoreError):  # the run itself cannot be written; a retry would fail too
             self._lose(item, error)
             return
-        if not known:
+        if not was_unwritten:
             self._again = time.monotonic() + _RETRY
             self.failed(item.run, error, False)
         self._unwritten[item.run.id] = item

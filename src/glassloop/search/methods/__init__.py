@@ -55,8 +55,8 @@ def make_method(method: str | Search | None, options: Mapping[str, Any]) -> Sear
     if name in OWN_METHODS:
         return _make_own(name, options)
     if name not in METHODS:
-        known = ", ".join([*sorted(set(METHODS) - {Single.name}), *OWN_METHODS])
-        raise GlassloopError.about("method", f"is {shown(method)}; one of {known} is expected")
+        method_names = ", ".join([*sorted(set(METHODS) - {Single.name}), *OWN_METHODS])
+        raise GlassloopError.about("method", f"is {shown(method)}; one of {method_names} is expected")
     kind = METHODS[name]
     allowed = [field.name for field in fields(kind)]
     for option in options:

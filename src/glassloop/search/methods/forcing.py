@@ -66,5 +66,5 @@ class Forcing(BuiltInMethod):
 
     def _continue(self, paths: Paths, path: Path, words: str) -> None:
         chain = self._chain[path]
-        for made in paths.fork(path, text=words):
-            self._last[chain], self._chain[made] = made, chain
+        for forked_path in paths.fork(path, text=words):
+            self._last[chain], self._chain[forked_path] = forked_path, chain

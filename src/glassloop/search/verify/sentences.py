@@ -59,11 +59,11 @@ def count_words(text: str) -> int:
 
 def words(text: str) -> list[str]:
     """Returns the words of a text without punctuation around them, contractions in two ("DO", "N'T")."""
-    found = []
+    words = []
     for part in text.split():
         word = part.strip(".,;:!?…\"'“”‘’()[]{}<>*_`#~|")
         if contraction := _CONTRACTION.search(word):
-            found += [word[: contraction.start()], contraction[0]]
+            words += [word[: contraction.start()], contraction[0]]
         else:
-            found += [each for each in re.split(r"--+|[—/]", word) if each]
-    return found
+            words += [each for each in re.split(r"--+|[—/]", word) if each]
+    return words

@@ -54,8 +54,8 @@ class OllamaOptions(SamplingOptions):  # type: ignore[misc, valid-type]
     def sampling(self) -> dict[str, Any]:
         """Returns the options for `Sampling`."""
         options = options_of(self)
-        own = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-        for name, option in own.items():
+        names = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+        for name, option in names.items():
             value = getattr(self, name)
             if value is None or (name == "num_predict" and value in (-1, -2)):  # as long as there is room
                 continue

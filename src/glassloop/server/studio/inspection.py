@@ -98,8 +98,10 @@ def router(service: Service) -> APIRouter:
         """`attention`, `layers` or `neighbours` of a token, by its place in the prompt and the answer."""
         run, lens = (await service.runs.get(id)).run, service.llm.lens
         if name not in lenses.NAMES:
-            known = ", ".join(lenses.NAMES)
-            raise APIError(404, f"there is no lens {name!r}; one of {known} is expected", code="no_such_lens")
+            lens_names = ", ".join(lenses.NAMES)
+            raise APIError(
+                404, f"there is no lens {name!r}; one of {lens_names} is expected", code="no_such_lens"
+            )
 
         def look(deadline: Deadline) -> Response:
             if name == "attention":

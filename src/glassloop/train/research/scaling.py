@@ -73,10 +73,8 @@ class Fit:
         """Returns the expected loss of a run that is not in the fit. Its interval covers what the fit leaves
         open and how far single runs are from the law."""
         noise = np.random.default_rng(seed).choice(_spread(self.residuals), len(self.resampled))
-        found = [
-            law.loss(weights, tokens) * (1 + off) for law, off in zip(self.resampled, noise, strict=True)
-        ]
-        return interval(self.law.loss(weights, tokens), found)
+        fits = [law.loss(weights, tokens) * (1 + off) for law, off in zip(self.resampled, noise, strict=True)]
+        return interval(self.law.loss(weights, tokens), fits)
 
 
 def fit(runs: Sequence[TrainedSize], resamples: int = 300, seed: int = 0) -> Fit:
