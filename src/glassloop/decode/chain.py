@@ -64,7 +64,7 @@ def build_chain(sampling: Sampling, vocab_size: int) -> tuple[Stage, ...]:
             advice = "Register a stage of your own with @stage before use, or load its file with --plugin"
             near = _nearest(name)
             problem = (
-                f"has {shown(name)}, which is not a stage; {near}{'' if near.endswith('?') else '.'} {hint}"
+                f"has {shown(name)}, which is not a stage; {near}{'' if near.endswith('?') else '.'} {advice}"
             )
             raise SamplingError.about("stages", problem)
         if order.count(name) > 1:
