@@ -55,13 +55,14 @@ int main(int count, char **arguments) {
     int64_t batches = number(), longest = number(), tables = number();
     gl_matrix *matrix = calloc((size_t)matrices + 1, sizeof *matrix);
     for (int64_t i = 0; i < matrices; i++) {
-        int64_t format = number(), row_bytes = number();
+        int64_t format = number(), row_bytes = number(), grid_bytes = number();
         gl_matrix *about = take(sizeof *about);
-        uint8_t *raw = take(about->out * row_bytes), *packed = calloc(1, (size_t)gl_pack_size(about) + 64);
+        uint8_t *grid = take(grid_bytes), *raw = take(about->out * row_bytes), *packed = calloc(1, (size_t)gl_pack_size(about) + 64);
         matrix[i] = *about;
         matrix[i].data = packed;
-        gl_pack(&(gl_pack_job){raw, packed, &matrix[i], matrix[i].out, row_bytes, (int32_t)format, 0}, 1);
+        gl_pack(&(gl_pack_job){raw, packed, &matrix[i], matrix[i].out, row_bytes, grid, (int32_t)format, 0}, 1);
         free(about);
+        free(grid);
         free(raw);
     }
     float **vector = calloc((size_t)vectors + 1, sizeof *vector);

@@ -12,9 +12,10 @@ import numpy as np
 
 from glassloop.model.cache import Branches
 from glassloop.model.transformer import Transformer
+from glassloop.ops.grids import grid
 from glassloop.ops.native import library as lib
 from glassloop.ops.native.ops import NativeOps
-from glassloop.ops.native.packer import NativeMatrix, arrange, layout_of
+from glassloop.ops.native.packer import NativeMatrix, layout_of
 from glassloop.ops.protocol import LowRank
 from glassloop.ops.quant import Float32
 from glassloop.ops.tensor import Tensor
@@ -34,11 +35,10 @@ class RecordingOps(NativeOps):
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         made = super().matrix(tensor)
         raw = np.ascontiguousarray(tensor.data)
-        if tensor.format.take_apart is not None and not tensor.format.packed_in_c:
-            raw = arrange(tensor.format, raw.reshape(-1, tensor.format.block_bytes))
         layout = layout_of(tensor.shape, tensor.format)
-        about = pack("2q", tensor.format.gguf_id, raw.size // tensor.shape[0]) + bytes(layout)
-        self.matrices[ctypes.addressof(made.layout)] = about + raw.tobytes()
+        points = b"" if tensor.format.grid is None else grid(tensor.format.grid).tobytes()
+        about = pack("3q", tensor.format.gguf_id, raw.size // tensor.shape[0], len(points)) + bytes(layout)
+        self.matrices[ctypes.addressof(made.layout)] = about + points + raw.tobytes()
         return made
 
     def adapt(self, y: Any, x: Any, adapters: Any, parts: Sequence[LowRank | None]) -> Any:

@@ -99,6 +99,20 @@ def test_scales_that_are_not_finite_or_very_small_have_the_same_bits_everywhere(
     check_equal(compute)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_random_bytes_have_the_values_of_their_reader(name):
+    """Every point of a grid, and any scale: C takes the blocks apart as `blocks.py` does."""
+    format = FORMATS[name]
+    raw = np.random.default_rng(5).integers(
+        0, 256, 64 * 1024 // format.block_values * format.block_bytes, np.uint8
+    )
+    weight = Tensor("weight", (64, 1024), format, raw)
+    with np.errstate(invalid="ignore"):
+        expected = weight.float32()
+    _, found = products(weight, np.zeros((64, 1024), np.float32))
+    assert np.array_equal(found, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", [*TABLES, "Q4_0", "Q4_1", "Q4_K", "Q8_0"])
 def test_memory_of_a_weight(name):
     format = FORMATS[name]

@@ -68,7 +68,7 @@ class Format(NamedTuple):
     # Converts float32 values [blocks, values] (floats: flat) to bytes; None: the format is only read.
     write: Callable[[Float32], Bytes] | None = None
     widen: Callable[[Bytes], Float32] | None = None  # of floats: converts bytes to float32
-    packed_in_c: bool = False  # whether pack.c reads stored blocks; else packer.py takes them apart first
+    grid: str | None = None  # whose points the codes are (grids.py)
     safetensors: str | None = None  # its dtype in safetensors
     dtype: str | None = None  # its name in config.json
 
@@ -80,10 +80,6 @@ def _floats(name: str, gguf_id: int, bits: int, dtype: str, **functions: Any) ->
     return Format(name, gguf_id, 1, bits // 8, bits=bits, safetensors=name, dtype=dtype, **functions)
 
 
-def _in_c(*row: Any, **options: Any) -> Format:
-    return Format(*row, **options)._replace(packed_in_c=True)
-
-
 F32 = _floats("F32", 0, 32, "float32", widen=read.from_f32, write=write.to_f32)
 F16 = _floats("F16", 1, 16, "float16", widen=read.from_f16, write=write.to_f16)
 BF16 = _floats("BF16", 30, 16, "bfloat16", widen=read.from_bf16, write=write.to_bf16)
@@ -92,25 +88,53 @@ _ROWS = (
     F32,
     F16,
     BF16,
-    _in_c("Q4_0", 2, 32, 18, read.q4_0, write=write.quantize_q4_0),
-    _in_c("Q4_1", 3, 32, 20, read.q4_1, minimum=True, middle=8, write=write.quantize_q4_1),
-    _in_c("Q5_0", 6, 32, 22, read.q5_0, bits=8),
-    _in_c("Q5_1", 7, 32, 24, read.q5_1, bits=8, minimum=True, middle=16),
-    _in_c("Q8_0", 8, 32, 34, read.q8_0, bits=8, write=write.quantize_q8_0),
+    Format("Q4_0", 2, 32, 18, read.q4_0, write=write.quantize_q4_0),
+    Format("Q4_1", 3, 32, 20, read.q4_1, minimum=True, middle=8, write=write.quantize_q4_1),
+    Format("Q5_0", 6, 32, 22, read.q5_0, bits=8),
+    Format("Q5_1", 7, 32, 24, read.q5_1, bits=8, minimum=True, middle=16),
+    Format("Q8_0", 8, 32, 34, read.q8_0, bits=8, write=write.quantize_q8_0),
     Format("Q2_K", 10, 256, 84, read.q2_k, 16, 2, "steps", minimum=True, table=(0, 1, 2, 3), middle=2),
     Format("Q3_K", 11, 256, 110, read.q3_k, 16, 4, "steps", table=(-4, -3, -2, -1, 0, 1, 2, 3)),
-    _in_c("Q4_K", 12, 256, 144, read.q4_k, 32, 4, "steps", True, middle=8, write=write.quantize_q4_k),
-    _in_c("Q5_K", 13, 256, 176, read.q5_k, 32, 8, "steps", True, middle=16, write=write.quantize_q5_k),
-    _in_c("Q6_K", 14, 256, 210, read.q6_k, 16, 8, "steps", write=write.quantize_q6_k),
-    Format("IQ2_XXS", 16, 256, 66, read.iq2_xxs, 32, 4, "steps", table=read.IQ2_VALUES, factor=1 / 8),
-    Format("IQ2_XS", 17, 256, 74, read.iq2_xs, 16, 4, "steps", table=read.IQ2_VALUES, factor=1 / 8),
-    Format("IQ3_XXS", 18, 256, 98, read.iq3_xxs, 32, 4, "steps", table=read.IQ3_XXS_VALUES, factor=1 / 4),
-    Format("IQ1_S", 19, 256, 50, read.iq1_s, 32, 4, "steps", table=read.IQ1_VALUES, factor=1 / 8),
+    Format("Q4_K", 12, 256, 144, read.q4_k, 32, 4, "steps", True, middle=8, write=write.quantize_q4_k),
+    Format("Q5_K", 13, 256, 176, read.q5_k, 32, 8, "steps", True, middle=16, write=write.quantize_q5_k),
+    Format("Q6_K", 14, 256, 210, read.q6_k, 16, 8, "steps", write=write.quantize_q6_k),
+    Format(
+        "IQ2_XXS",
+        16,
+        256,
+        66,
+        read.iq2_xxs,
+        32,
+        4,
+        "steps",
+        table=read.IQ2_VALUES,
+        factor=1 / 8,
+        grid="IQ2_XXS",
+    ),
+    Format(
+        "IQ2_XS", 17, 256, 74, read.iq2_xs, 16, 4, "steps", table=read.IQ2_VALUES, factor=1 / 8, grid="IQ2_XS"
+    ),
+    Format(
+        "IQ3_XXS",
+        18,
+        256,
+        98,
+        read.iq3_xxs,
+        32,
+        4,
+        "steps",
+        table=read.IQ3_XXS_VALUES,
+        factor=1 / 4,
+        grid="IQ3_XXS",
+    ),
+    Format("IQ1_S", 19, 256, 50, read.iq1_s, 32, 4, "steps", table=read.IQ1_VALUES, factor=1 / 8, grid="IQ1"),
     Format("IQ4_NL", 20, 32, 18, read.iq4_nl, table=read.IQ4_VALUES, write=write.quantize_iq4_nl),
-    Format("IQ3_S", 21, 256, 110, read.iq3_s, 32, 4, "steps", table=read.IQ3_S_VALUES),
-    Format("IQ2_S", 22, 256, 82, read.iq2_s, 16, 4, "steps", table=read.IQ2_VALUES, factor=1 / 8),
+    Format("IQ3_S", 21, 256, 110, read.iq3_s, 32, 4, "steps", table=read.IQ3_S_VALUES, grid="IQ3_S"),
+    Format(
+        "IQ2_S", 22, 256, 82, read.iq2_s, 16, 4, "steps", table=read.IQ2_VALUES, factor=1 / 8, grid="IQ2_S"
+    ),
     Format("IQ4_XS", 23, 256, 136, read.iq4_xs, 32, 4, "steps", table=read.IQ4_VALUES),
-    Format("IQ1_M", 29, 256, 56, read.iq1_m, 16, 4, "steps", table=read.IQ1_VALUES, factor=1 / 8),
+    Format("IQ1_M", 29, 256, 56, read.iq1_m, 16, 4, "steps", table=read.IQ1_VALUES, factor=1 / 8, grid="IQ1"),
     Format("TQ1_0", 34, 256, 54, read.tq1_0, 32, 2, "steps", table=read.TERNARY_VALUES),
     Format("TQ2_0", 35, 256, 66, read.tq2_0, 32, 2, "steps", table=read.TERNARY_VALUES),
     Format(
@@ -127,7 +151,7 @@ F8_E4M3 = Format(
 )
 FORMATS: dict[str, Format] = {format.name: format for format in _ROWS}
 # In no GGUF file: AWQ, GPTQ and compressed-tensors become it, whose groups have a scale and a zero.
-INT4 = _in_c("INT4", -1, 32, 19, read.int4, scale="zeros", minimum=True, middle=8)
+INT4 = Format("INT4", -1, 32, 19, read.int4, scale="zeros", minimum=True, middle=8)
 FORMAT_BY_GGUF_ID = {format.gguf_id: format for format in _ROWS}
 FORMAT_BY_SAFETENSORS = {format.safetensors: format for format in _ROWS if format.safetensors}
 FORMAT_BY_DTYPE = {format.dtype: format for format in _ROWS if format.dtype}

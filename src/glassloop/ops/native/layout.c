@@ -25,7 +25,7 @@ static const gl_constant table[] = {
     IS(GL_SCALE_BF16), IS(GL_SCALE_STEPS), IS(GL_SCALE_ZEROS),
 
     SIZE(gl_pack_job), AT(gl_pack_job, raw), AT(gl_pack_job, data), AT(gl_pack_job, matrix), AT(gl_pack_job, rows),
-    AT(gl_pack_job, row_bytes), AT(gl_pack_job, format), AT(gl_pack_job, next),
+    AT(gl_pack_job, row_bytes), AT(gl_pack_job, grid), AT(gl_pack_job, format), AT(gl_pack_job, next),
 
     SIZE(gl_op), AT(gl_op, kind), AT(gl_op, wait), AT(gl_op, wanted), AT(gl_op, quantize), AT(gl_op, width),
     AT(gl_op, a), AT(gl_op, b), AT(gl_op, out), AT(gl_op, i0), AT(gl_op, i1), AT(gl_op, i2), AT(gl_op, group),

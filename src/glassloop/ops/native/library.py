@@ -97,6 +97,7 @@ PackJob = _structure(
     (c_void_p, "raw data"),
     (POINTER(Matrix), "matrix"),
     (c_int64, "rows row_bytes"),
+    (c_void_p, "grid"),
     (c_int32, "format next"),
 )
 Op = _structure(

@@ -46,9 +46,17 @@ typedef struct {
     uint8_t *data;      /* memory for the packed tiles */
     const gl_matrix *matrix;
     int64_t rows, row_bytes;
-    int32_t format;     /* GGUF's number; pack.c names those that it unpacks, all others are in the kernels' order */
-    int32_t next;       /* the next tile to pack; 0 at first */
+    const uint8_t *grid; /* the points of the format's grid, a byte for each of their values; NULL if it has none */
+    int32_t format;      /* GGUF's number */
+    int32_t next;        /* the next tile to pack; 0 at first */
 } gl_pack_job;
+
+/* How the blocks of a format become those that pack.c moves to their lanes (unpack.c). */
+typedef struct {
+    int format, values, bytes, arranged; /* GGUF's number; of a stored block; bytes of what becomes of it */
+    void (*arrange)(const uint8_t *stored, uint8_t *to, const uint8_t *grid);
+} gl_reader;
+const gl_reader *gl_reader_of(int format);
 
 /* What an adapter adds to the product with one matrix: scale * up(down(x)). Both are matrices of floats, or NULL if the
  * adapter leaves the matrix as it is. */

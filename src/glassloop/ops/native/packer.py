@@ -1,8 +1,7 @@
 """Packing weights: from the format of a file to the tiles that the kernels read (pack.c).
 
-The row of a format in `FORMATS` says whether C reads its blocks as they are stored. All others are taken
-apart by their readers (`blocks.py`) and arranged in the order of the kernels, some rows at a time; C then
-moves them to their lanes.
+C reads the blocks of all formats as they are stored. The readers of `blocks.py` are their specification,
+which the tests compare with.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glassloop.errors import ModelError, NoMemoryError
+from glassloop.ops.grids import grid
 from glassloop.ops.memory import format_bytes, host_memory
 from glassloop.ops.native import library as lib
-from glassloop.ops.native.library import BLOCK
 from glassloop.ops.quant import Bytes, Format
 from glassloop.ops.tensor import Tensor
 
 CACHE_LINE = 64
 _CHUNK = 1 << 25
 _AT_ONCE = 1 << 24  # bytes packed in one call
-_ARRANGED_AT_ONCE = 1 << 20  # values
 _PAGES_AFTER = 0.5  # seconds after loading: the first tokens come first
 _HUGE_PAGE = 2 << 20
 _MADV_COLLAPSE = 25  # Linux 6.1; the module mmap does not name it
@@ -67,45 +65,6 @@ def layout_of(shape: tuple[int, ...], format: Format) -> Any:
     )
 
 
-def arrange(format: Format, stored: Bytes) -> Bytes:
-    """Returns blocks of a format in the order of the kernels: [blocks, bytes].
-
-    Each 32 values have their scales and minimums, then their codes. Byte i of 4-bit codes holds those of
-    values i and i + 16; of 2-bit codes, those of values i, i + 8, i + 16 and i + 24. Where scales are steps,
-    each 256 values begin with the units."""
-    assert format.take_apart is not None
-    codes, scale, minimum, unit, minimum_unit = format.take_apart(stored)
-    count, each, in_byte = len(stored), format.block_values // BLOCK, 8 // format.bits
-    if format.bits == 4 and not format.table and not format.minimum:
-        codes = codes + np.int8(8)  # the kernels read such codes as 0 to 15
-    apart = codes.view(np.uint8).reshape(count, each, in_byte, BLOCK // in_byte)
-    packed = apart[:, :, 0].copy()
-    for place in range(1, in_byte):
-        packed |= apart[:, :, place] << (place * format.bits)
-    units = [part.astype("<f2").view(np.uint8) for part in (unit, minimum_unit) if part is not None]
-    factors = [
-        _stored_factors(format, numbers, each).reshape(count, each, -1)
-        for numbers in (scale, minimum)
-        if numbers is not None
-    ]
-    if format.bits == 2:  # scale and minimum share a byte; without a minimum all scales are 1
-        factors = [factors[0] | factors[1] << np.uint8(4)] if format.minimum else []
-    blocks = np.concatenate([*factors, packed], axis=2)
-    return np.concatenate([*units, blocks.reshape(count, -1)], axis=1)
-
-
-def _stored_factors(format: Format, numbers: NDArray[Any], each: int) -> Bytes:
-    """Returns scales or minimums [blocks, groups] as bytes, those of a block of 32 together. Where a group is
-    longer than 32, each 32 values get its number."""
-    if format.scale == "steps":
-        return numbers.view(np.uint8)
-    if numbers.shape[1] < each:
-        numbers = np.repeat(numbers, each // numbers.shape[1], axis=1)
-    if format.scale == "bf16":
-        return (numbers.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-    return numbers.astype("<f2").view(np.uint8)
-
-
 class Packer:
     """Packs matrices, many in one call: between calls the caller needs Python's lock, and would wait long for
     it while another thread reads the vocabulary.
@@ -122,12 +81,8 @@ class Packer:
         _check_tensor(tensor)
         data = self._arena.take(lib.library().gl_pack_size(ctypes.byref(layout)))
         layout.data = data.ctypes.data
-        if tensor.format.take_apart is not None and not tensor.format.packed_in_c:
-            _pack_arranged(tensor, layout)
-            tensor.release()
-            return data
         rows = tensor.data.reshape(tensor.shape[0], -1)
-        self._waiting.append((tensor, _job(layout, tensor.format, 0, rows)))
+        self._waiting.append((tensor, _job(layout, tensor.format, rows)))
         self._bytes += len(tensor.data)
         if self._bytes >= _AT_ONCE:
             self._pack_waiting()
@@ -146,33 +101,19 @@ class Packer:
         self._waiting, self._bytes = [], 0
 
 
-def _job(layout: Any, format: Format, first_tile: int, rows: Bytes) -> Structure:
-    """Returns the job to pack rows as stored, or as `arrange` returns them, from a tile on."""
-    to = layout.data + first_tile * layout.tile_bytes
+def _job(layout: Any, format: Format, rows: Bytes) -> Structure:
+    """Returns the job to pack all rows of a matrix."""
+    points = None if format.grid is None else grid(format.grid).ctypes.data  # which `grid` keeps
     return lib.PackJob(
-        rows.ctypes.data, to, ctypes.pointer(layout), len(rows), rows.shape[1], format.gguf_id, 0
+        rows.ctypes.data,
+        layout.data,
+        ctypes.pointer(layout),
+        len(rows),
+        rows.shape[1],
+        points,
+        format.gguf_id,
+        0,
     )
-
-
-def _pack_arranged(tensor: Tensor, layout: Any) -> None:
-    """Packs a matrix of a format that C does not read, some tiles at a time on each thread: NumPy releases
-    Python's lock in all that takes long."""
-    # Takes a while to import, and most models do not need it.
-    from concurrent.futures import ThreadPoolExecutor
-
-    out, into = tensor.shape
-    lanes = lib.library().gl_lanes()
-    tiles = max(_ARRANGED_AT_ONCE // into // lanes, 1)
-
-    def pack(first: int) -> None:
-        some = tensor.rows(slice(first * lanes, (first + tiles) * lanes))
-        arranged = arrange(tensor.format, some.data.reshape(-1, tensor.format.block_bytes))
-        job = _job(layout, tensor.format, first, arranged.reshape(some.shape[0], -1))
-        lib.library().gl_pack(ctypes.byref(job), 1)
-
-    with ThreadPoolExecutor(lib.wanted_threads()) as pool:
-        for _ in pool.map(pack, range(0, -(-out // lanes), tiles)):
-            pass
 
 
 def _check_tensor(tensor: Tensor) -> None:
