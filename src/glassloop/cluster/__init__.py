@@ -8,7 +8,7 @@
         │ submit, cancel, ask
     Fleet (fleet.py), the engine: one thread
         ├─ a request:   Stream, ReplicaStreams ──── Job ───────▶ Replica (replica.py) ──▶ LLM
-        │               (stream.py, streams.py)                      │ tokens
+        │               (run_stream.py, streams.py)                  │ tokens
         │                      ▲                             Session (session.py): what an ingress
         │                      │ News                        has still to be told
         │               Channels (channels.py) ◀─── Bulletin ────────┘

@@ -21,7 +21,7 @@ from glassloop.cluster.board import Board
 from glassloop.cluster.calls import Calls, OnEvent
 from glassloop.cluster.channels import Channels
 from glassloop.cluster.messages import Bulletin, Identity, Needs, Question, Transport
-from glassloop.cluster.stream import Delivery
+from glassloop.cluster.run_stream import Delivery
 from glassloop.cluster.streams import ReplicaStreams
 from glassloop.engine.protocol import Handover, Statistics, Unavailable
 from glassloop.engine.request import Request

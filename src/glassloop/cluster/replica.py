@@ -27,8 +27,8 @@ from glassloop.cluster.messages import (
 )
 from glassloop.cluster.pickling import dumps, loads
 from glassloop.cluster.prefixes import summary
+from glassloop.cluster.run_stream import made_token
 from glassloop.cluster.session import Session
-from glassloop.cluster.stream import made_token
 from glassloop.decode.chosen import RECORD, Chosen
 from glassloop.diffuse.write import by_diffusion
 from glassloop.engine.deadline import Deadline

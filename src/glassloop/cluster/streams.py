@@ -19,7 +19,7 @@ from time import perf_counter
 from glassloop.cluster.board import Board
 from glassloop.cluster.calls import MOST_DEATHS
 from glassloop.cluster.messages import Gone, Job, Needs, News, Transport
-from glassloop.cluster.stream import Delivery, Stream, held_back
+from glassloop.cluster.run_stream import Delivery, Stream, held_back
 from glassloop.decode.stop import Ending
 from glassloop.diffuse.write import DiffusionRequest
 from glassloop.engine.loop import computes

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from glassloop.decode.defaults import sampling_of_model
 from glassloop.decode.sampling import Sampling
+from glassloop.engine.kv_memory import default_memory, parse_bytes
 from glassloop.engine.loop import Loop
-from glassloop.engine.memory import default_memory, parse_bytes
 from glassloop.engine.protocol import DrafterKind
 from glassloop.errors import GlassloopError
 from glassloop.model.config import ModelConfig

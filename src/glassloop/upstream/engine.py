@@ -26,11 +26,11 @@ from glassloop.record.reported import explain_reported
 from glassloop.record.run import Run
 from glassloop.record.token import Token
 from glassloop.upstream.answer import UpstreamRequest, reporting_engine
+from glassloop.upstream.answer_streams import UpstreamStreams
 from glassloop.upstream.client import checked_url
 from glassloop.upstream.fork import continued_text, forced_token, fork_seed
 from glassloop.upstream.prompts import read_chat_prompt, read_prompt
 from glassloop.upstream.servers import check_options, options_for
-from glassloop.upstream.streams import UpstreamStreams
 from glassloop.upstream.vocabulary import (
     UnknownConfig,
     UnknownTokenizer,

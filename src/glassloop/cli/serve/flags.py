@@ -185,7 +185,7 @@ class ModelsFlags(Flags, group=MODEL):
 
 def settings_of(model: str, access: AccessFlags, record: RecordFlags, limits: LimitFlags) -> ServerSettings:
     """Returns the settings of a server, checked."""
-    from glassloop.engine.memory import parse_bytes
+    from glassloop.engine.kv_memory import parse_bytes
     from glassloop.server.operation.settings import ServerSettings
 
     return ServerSettings(

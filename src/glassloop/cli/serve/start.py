@@ -99,7 +99,7 @@ class ServePlan:
         """Serves several models: the first is loaded now, each other when a request names it."""
         first_settings, *_ = self.named
         with working(f"Loading {first_settings.model}"):
-            from glassloop.engine.memory import cache_share, parse_bytes
+            from glassloop.engine.kv_memory import cache_share, parse_bytes
             from glassloop.model.loader import ModelFiles
             from glassloop.model.registry import fetch
             from glassloop.ops import choose_ops
@@ -173,7 +173,7 @@ class ServePlan:
         """Returns the options of the replicas of the first model. Those on this machine share its memory and
         its cores."""
         from glassloop.cluster.options import EngineOptions, threads_of_each
-        from glassloop.engine.memory import parse_bytes
+        from glassloop.engine.kv_memory import parse_bytes
         from glassloop.ops.memory import free_host_memory
 
         engine, cluster, memory = self.engine, self.cluster, self.models.memory
