@@ -20,6 +20,7 @@ Op = dict[str, Any]
 # Words for --without, beside the names of options: each takes something out of all scenarios.
 FEATURES = {
     "window": "sliding windows",
+    "experts": "a layer with experts",
     "tight": "little memory for keys and values",
     "reference": "the op set reference",
     "ahead": "steps that are computed ahead",
@@ -85,7 +86,7 @@ _WHAT_IFS = (
 def draw(seed: int, without: Collection[str] = ()) -> Scenario:
     """Returns the scenario of a seed."""
     rng = np.random.default_rng(seed)
-    variant = _variant(rng, without)
+    variant = _variant(rng, without) | {"experts": seed % 4 == 1 and "experts" not in without}
     shared = rng.integers(0, 256, 70).tolist()
     crowded = "tight" not in without and rng.random() < 0.3
     requests = [_request(rng, without, shared) for _ in range(int(rng.integers(1, 7)) + 2 * crowded)]

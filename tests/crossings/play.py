@@ -101,6 +101,7 @@ def play(scenario: Scenario) -> Judge:
     judge.counts["evicted pages"] += world.engine.loop.tree.evicted
     judge.counts[f"draft {scenario['model']['draft']}"] += 1
     judge.counts[f"ops {scenario['model']['ops']}"] += 1
+    judge.counts["experts"] += bool(scenario["model"].get("experts"))
     judge.counts["windows"] += scenario["model"]["window"] is not None
     return judge
 

@@ -55,8 +55,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield changed((part,), scenario[part][len(scenario[part]) // 2 :])
         for number in range(len(scenario[part])):
             yield without((part, number))
-    for name, plain in (("draft", "off"), ("ops", "native"), ("window", None)):
-        if scenario["model"][name] != plain:
+    for name, plain in (("draft", "off"), ("ops", "native"), ("window", None), ("experts", False)):
+        if scenario["model"].get(name, plain) != plain:
             yield changed(("model", name), plain)
     for name in scenario["settings"]:
         yield without(("settings", name))

@@ -73,6 +73,7 @@ WANTED = {
     "scored prompts": 20,
     "stop strings": 8,
     "windows": 12,
+    "experts": 4,
     **dict.fromkeys(["ops native", "ops ahead", "ops reference"], 2),
     **dict.fromkeys([f"draft {kind}" for kind in ("off", "lookup", "model", "drafter")], 2),
     **dict.fromkeys([f"asked {kind}" for kind in QUESTIONS], 1),

@@ -57,8 +57,12 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def _weights() -> dict[str, Tensor]:
-    return random_weights(model().config)
+def _weights(experts: bool) -> dict[str, Tensor]:
+    return random_weights(model(experts=experts).config)
+
+
+def _has_experts(variant: Mapping[str, Any]) -> bool:
+    return bool(variant.get("experts"))  # scenarios that were kept before there were any do not say it
 
 
 @cache
@@ -86,11 +90,12 @@ def _drafter() -> DrafterFile:
 
 def _transformer(variant: Mapping[str, Any], drafts_itself: bool) -> Transformer:
     """Returns a new one: adapters are loaded into it."""
-    config = model(variant["window"]).config
+    experts = _has_experts(variant)
+    config, weights = model(variant["window"], experts=experts).config, _weights(experts)
     ops = {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[variant["ops"]]()
     if drafts_itself:
-        return DraftingTransformer(config, _weights(), ops, _drafter())
-    return Transformer(config, _weights(), ops)
+        return DraftingTransformer(config, weights, ops, _drafter())
+    return Transformer(config, weights, ops)
 
 
 class World(LLM):
@@ -99,11 +104,12 @@ class World(LLM):
     def __init__(self, variant: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
         """Without `settings`, an engine in which requests are alone."""
         draft = "off" if settings is None else variant["draft"]
+        self._experts = _has_experts(variant)
         loop = self._loop(_transformer(variant, draft == "drafter"), draft, settings or {})
         LocalModel.__init__(
             self, LoadedModel("crossings", loop, drafter=None if draft == "off" else "lookup")
         )
-        self.model_hash = f"{variant['window'] or 0:064x}"  # type: ignore[misc]
+        self.model_hash = f"{variant['window'] or 0:063x}{_has_experts(variant):x}"  # type: ignore[misc]
         holes = adapter_named("holes")
         self._mask = Mask(MASK, self.transformer.load_adapter(holes), sha256=holes.sha256)
         for name in ADAPTERS if settings is not None else (*ADAPTERS, *EXTRAS):
@@ -117,7 +123,8 @@ class World(LLM):
         drafting = None
         if draft == "model":
             # The same model with a short memory: it is often right.
-            small = Transformer(model(3).config, _weights(), NativeOps())
+            config = model(3, experts=self._experts).config
+            small = Transformer(config, _weights(self._experts), NativeOps())
             drafting = DraftModel(small, 60 * small.page_bytes)
         memory = settings.get("pages", PLENTY) * transformer.page_bytes
         running = settings.get("most_running", 64)

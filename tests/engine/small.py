@@ -4,6 +4,7 @@ drafts. The oracle of the engine.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ from glassloop.engine.loop import Loop
 from glassloop.engine.request import Request, runs_of
 from glassloop.errors import GlassloopError
 from glassloop.model.cache import Branches
-from glassloop.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, NormConfig
+from glassloop.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    ModelConfig,
+    NormConfig,
+)
 from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.drafting_transformer import DraftingTransformer
 from glassloop.model.rope import Rope
@@ -32,6 +40,7 @@ from glassloop.ops.native.ops import NativeOps
 from glassloop.ops.protocol import Ops
 from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
+from glassloop.ops.routing import Routing
 from glassloop.ops.tensor import Tensor
 from glassloop.record.run import Run
 from glassloop.record.token import Token
@@ -60,15 +69,22 @@ def tokenizer(chat_template: str | None = None) -> Tokenizer:
 
 
 @cache
-def model(window: int | None = None, ops: str = "native", seed: int = 0) -> Transformer:
-    """With a window, one layer of two looks back only so far."""
+def model(
+    window: int | None = None, ops: str = "native", seed: int = 0, experts: bool = False
+) -> Transformer:
+    """With a window, one layer of two looks back only so far. With experts, there is a third layer, of which
+    a token takes two of five experts."""
     rope = Rope(10000.0, 16)
     norm = NormConfig(1e-5)
 
     def layer(window: int | None) -> LayerConfig:
         return LayerConfig(AttentionConfig(4, 2, 16, 0.25, window, rope), DenseConfig(64), norm)
 
-    config = ModelConfig("random", 257, 32, CONTEXT, (layer(window), layer(None)), norm)
+    layers = (layer(window), layer(None))
+    if experts:
+        routed = ExpertsConfig(32, Routing(5, 2, normalized=True), shared=DenseConfig(32), shared_gate=True)
+        layers += (replace(layer(None), feed_forward=routed),)
+    config = ModelConfig("random", 257, 32, CONTEXT, layers, norm)
     weights = random_weights(config, seed)
     return Transformer(config, weights, _op_set(ops))
 

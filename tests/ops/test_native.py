@@ -56,7 +56,7 @@ def test_logits_equal_the_reference_up_to_rounding(tiny, tmp_path, instructions)
         assert np.abs(ours - expected).max() / np.abs(expected).max() < 2e-3
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gemma2", "xglm"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gemma2", "xglm", "qwen2moe", "gpt-oss"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(0, 2**32))
 def test_a_row_is_the_same_bit_for_bit_in_any_batch(name, tmp_path_factory, prompts, seed):

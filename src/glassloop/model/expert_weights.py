@@ -34,6 +34,8 @@ def take(where: str, tensor: Tensor, part: ExpertPart, number: str, count: int, 
             f"{where}: {tensor.name} has shape {tensor.shape}; one of {axes} axes, the first of {count}"
             " experts, is expected"
         )
+    if isinstance(tensor, Computed):
+        tensor.keep_for(count * part.of)
     one = tensor.rows(slice(int(number), int(number) + 1))
     transposed = part.transposed and axes == 3
     # Formats in blocks are stored as products read them: [experts, out, in].

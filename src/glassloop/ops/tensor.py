@@ -78,6 +78,8 @@ class Computed(Tensor):
 
     _compute: Callable[[], Bytes]
     _origin: Tensor | None
+    _reads = _left = 0  # how often the bytes are read before they are dropped, if they are kept at all
+    _kept: Bytes | None = None
 
     @classmethod
     def later(
@@ -97,9 +99,22 @@ class Computed(Tensor):
     def origin(self) -> Tensor | None:
         return self._origin
 
+    def keep_for(self, reads: int) -> None:
+        """Keeps the bytes, once they are computed, until they have been read so often: for a tensor of which
+        each part is read by itself."""
+        self._reads = reads
+
     @property
     def data(self) -> Bytes:
-        return self._compute()
+        if not self._reads:
+            return self._compute()
+        if self._kept is None:
+            self._kept, self._left = self._compute(), self._reads
+        kept = self._kept
+        self._left -= 1
+        if not self._left:
+            self._kept = None
+        return kept
 
     def rows(self, index: slice | NDArray[np.intp]) -> Tensor:
         kept = len(np.empty(self.shape[0], np.bool_)[index])

@@ -169,7 +169,8 @@ def nvfp4_matrix(
 
 def read_gpt_oss(source: Source, fields: Fields) -> dict[str, Tensor]:
     """Reads MXFP4 as gpt-oss stores its experts: `_blocks` [experts, out, groups, 16] and `_scales`
-    [experts, out, groups]. Each becomes [experts, out, in]."""
+    [experts, out, groups]. Each becomes [experts, out, in], or with a NaN among the scales, floats [experts,
+    in, out] as in the files without MXFP4."""
     matrices: dict[str, Tensor] = {}
     for stem in source.stems("_blocks"):
         shape = source.entry(f"{stem}_blocks", ("U8",), 4).shape
@@ -177,13 +178,27 @@ def read_gpt_oss(source: Source, fields: Fields) -> dict[str, Tensor]:
             raise source.error(f"{stem}_blocks", f"has shape {shape}; blocks of 16 bytes are expected")
         exponents = source.whole(f"{stem}_scales", ("U8",), shape[:-1])
 
+        if exponents.max() < 255:
+            experts, out, groups = shape[:-1]
+
+            def packed(stem: str = stem, exponents: NDArray[np.uint8] = exponents) -> Bytes:
+                rows = source.whole(f"{stem}_blocks", ("U8",))
+                return _mxfp4_blocks(
+                    rows.reshape(-1, rows.shape[2] * 16), exponents.reshape(-1, rows.shape[2])
+                )
+
+            shape = experts, out, groups * 32
+            matrices[stem] = Computed.later(stem, shape, FORMATS["MXFP4"], packed)
+            continue
+
         def compute(stem: str = stem, exponents: NDArray[np.uint8] = exponents) -> Bytes:
             codes = fp4_codes(source.whole(f"{stem}_blocks", ("U8",)))
             with np.errstate(invalid="ignore", over="ignore"):
                 values = codes.astype(np.float32) * (e8m0(exponents) / np.float32(2))[..., None]
-            return quantize(BF16, values.reshape(-1))
+            values = values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
+            return quantize(BF16, np.ascontiguousarray(values).reshape(-1))
 
-        matrices[stem] = Computed.later(stem, (*shape[:2], shape[2] * 32), BF16, compute)
+        matrices[stem] = Computed.later(stem, (shape[0], shape[2] * 32, shape[1]), BF16, compute)
     return matrices
 
 
