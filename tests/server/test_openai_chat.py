@@ -287,8 +287,11 @@ def test_a_message_that_only_calls_tools_needs_no_content(client):
             '{"city": "Paris"}',
         ),
         ("{{ 'as text: ' + messages[1].tool_calls[0].function.arguments }}", 'as text: {"city": "Paris"}'),
-        ("{# tool_calls #}{{ 'only a call' if messages[1].content is none else 'a text' }}", "only a call"),
-        ("{# tool_calls #}{{ '<' + messages[1]['content'] + '>' }}", "<>"),
+        (
+            "{{ messages[1].tool_calls[0].id }}{{ 'only a call' if messages[1].content is none }}",
+            "conly a call",
+        ),
+        ("{{ messages[1].tool_calls[0].id + '<' + messages[1]['content'] + '>' }}", "c<>"),
     ],
 )
 def test_templates_get_tool_calls_as_they_expect_them(llm, monkeypatch, source, expected):

@@ -13,10 +13,11 @@ from openai import BadRequestError, OpenAI
 from glassloop import Sampling
 from glassloop.decode.grammar import Grammar
 from glassloop.errors import SamplingError
-from glassloop.server.openai import call_forms
-from glassloop.server.openai.call_forms import FORMS, HERMES, CallForm, form_of
 from glassloop.server.openai.conversation import Message, Tool, encode
-from glassloop.server.openai.tool_calls import CallStream, FunctionName, ToolUse, _closed, find_calls
+from glassloop.server.openai.tool_calls import CallStream, FunctionName, ToolUse, _closed
+from glassloop.text.call_form import HERMES
+from glassloop.text.call_marks import template_tools
+from glassloop.text.call_reader import read_calls
 from glassloop.text.chat import ChatTemplate
 
 from .conftest import MODEL, serving
@@ -148,11 +149,46 @@ def test_one_call_at_a_time(client):
     assert [name for name, _ in calls_of(message)] == ["weather"]
 
 
-def test_what_is_cut_off_is_text(client):
-    choice = ask(client, says=PARIS, max_tokens=20).choices[0]
-    assert choice.finish_reason == "length" and choice.message.content == PARIS[:20]
-    assert not choice.message.tool_calls
-    assert streamed(client, says=PARIS, max_tokens=20) == (PARIS[:20], [], "length")
+def test_a_call_that_is_cut_off_is_a_part_of_a_call(client):
+    size = PARIS.index('"Paris')  # the tiny model writes a character with each token
+    choice = ask(client, says=f"I look. {PARIS}", max_tokens=8 + size + 3).choices[0]
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == "length" and choice.message.content == "I look. "
+    assert call.function.name == "weather" and call.function.arguments == '{"city": "Par'
+    assert ask(client, says=PARIS, max_tokens=20).choices[0].message.content == ""  # before its name
+
+
+def test_a_format_is_for_answers_that_are_no_calls(client):
+    """As agents with typed output send both."""
+    schema = {"type": "object", "properties": {"k": {"enum": ["x"]}}, "required": ["k"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "c", "schema": schema}}
+    answer = ask(client, tool_choice="required", response_format=form, temperature=2).choices[0]
+    ((called, arguments),) = calls_of(answer.message)
+    assert set(arguments) == ({"city"} if called == "weather" else {"day"})
+    kinds = set()
+    for seed in range(24):
+        choice = ask(
+            client, response_format=form, parallel_tool_calls=False, temperature=1.5, seed=seed
+        ).choices[0]
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "stop":
+            assert json.loads(choice.message.content) == {"k": "x"}
+        else:
+            assert choice.finish_reason == "tool_calls" and calls_of(choice.message)
+    assert kinds == {"stop", "tool_calls"}
+
+
+def test_several_calls_can_be_demanded(client):
+    counts = {
+        len(
+            ask(client, tool_choice="required", parallel_tool_calls=True, seed=seed, temperature=2)
+            .choices[0]
+            .message.tool_calls
+        )
+        for seed in range(12)
+    }
+    assert max(counts) > 1
 
 
 def test_without_tools_all_is_text(client):
@@ -166,7 +202,6 @@ def test_without_tools_all_is_text(client):
         {"tool_choice": {"type": "function", "function": {"name": "nothing"}}},
         {"tool_choice": "required", "tools": []},
         {"tool_choice": "required", "tools": None},
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
         {"tool_choice": "always"},
     ],
 )
@@ -192,7 +227,7 @@ def test_a_function_needs_a_name(client):
 def test_text_is_held_back_only_where_a_call_may_begin(text, size):
     stream = CallStream(HERMES)
     sent = "".join(stream.add(text[at : at + size]) for at in range(0, len(text), size))
-    content, _ = find_calls(text, HERMES)
+    content, _ = read_calls(text, HERMES)
     assert content.startswith(sent) or text.startswith(sent)
     assert stream.sent == len(sent) and len(sent) >= len(text.split("<tool")[0])
 
@@ -200,87 +235,169 @@ def test_text_is_held_back_only_where_a_call_may_begin(text, size):
 # ── forms ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 # Templates in the style of model families, with as much of them as says how calls are written.
-LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
-HEAD = "{% if tools %}{{ tools | tojson }}{% endif %}" + LOOP
-CALLS = "{% for call in messages[-1].tool_calls or [] %}"
+LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}<|im_end|>\n{% endfor %}"
+OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+ARGUMENTS = "{{ call.function.arguments | tojson }}"
+PAIRS = "{% for name, value in call.function.arguments | items %}"
+
+
+def style(calls):
+    """Returns a template that writes calls in this way."""
+    return (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content or '' }}{% if m.tool_calls %}" + calls + "{% endif %}<|im_end|>\n{% endfor %}" + OPEN
+    )
+
+
+def each_call(text, between=""):
+    """Returns the part of a template that writes a text for each call."""
+    between = f"{{{{ {between!r} if not loop.last }}}}"
+    return f"{{% for call in m.tool_calls %}}{text}{between}{{% endfor %}}"
+
+
+OBJECT = '{"name": "{{ call.function.name }}", "arguments": ' + ARGUMENTS
+VALUE = "{{ value if value is string else value | tojson }}"
 STYLES = {
-    "qwen": HEAD + "{% if tools %}<tool_call>\n{...}\n</tool_call>{% endif %}",
-    "mistral": HEAD + CALLS + "{{ '[TOOL_CALLS][' + call.function | string + ']' }}{% endfor %}",
-    "mistral-space": HEAD + CALLS + "{{ '[TOOL_CALLS] [' + call.function | string + ']' }}{% endfor %}",
-    "mistral-args": HEAD + CALLS + "[TOOL_CALLS]{{ call.function.name }}[ARGS]{% endfor %}",
-    "llama": HEAD + CALLS + '{{ \'{"name": "\' + call.function.name + \'", "parameters": \' }}{% endfor %}',
-    "deepseek": HEAD + CALLS + "<｜tool▁calls▁begin｜>{{ call.type }}\n```json\n{% endfor %}",
-    "deepseek-3.1": HEAD + CALLS + "<｜tool▁calls▁begin｜>{{ call.function.name }}{% endfor %}",
-    "phi": HEAD + CALLS + "<|tool_call|>{{ call }}<|/tool_call|>{% endfor %}",
-}
-# Two calls as a model of each family writes them.
-ONE, TWO = '{"city": "Paris"}', '{"day": 2}'
-NAMED = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
-WRITTEN = {
-    "qwen": PARIS + "\n" + DAY,
-    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {ONE}, "id": "abcdefghi"}},'
-    f' {{"name": "calendar", "arguments": {TWO}}}]',
-    "mistral-space": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ONE}}},'
-    f' {{"arguments": {TWO}, "name": "calendar"}}]',
-    "mistral-args": f"[TOOL_CALLS]weather[ARGS]{ONE}[TOOL_CALLS]calendar[ARGS]{TWO}",
-    "llama": f'{{"name": "weather", "parameters": {ONE}}}; {{"name": "calendar", "parameters": {TWO}}}',
-    "deepseek": f"<｜tool▁calls▁begin｜>{NAMED[0]}function{NAMED[1]}weather\n```json\n{ONE}\n```{NAMED[2]}\n"
-    f"{NAMED[0]}function{NAMED[1]}calendar\n```json\n{TWO}\n```{NAMED[2]}<｜tool▁calls▁end｜>",
-    "deepseek-3.1": f"<｜tool▁calls▁begin｜>{NAMED[0]}weather{NAMED[1]}{ONE}{NAMED[2]}"
-    f"{NAMED[0]}calendar{NAMED[1]}{TWO}{NAMED[2]}<｜tool▁calls▁end｜>",
-    "phi": f'<|tool_call|>[{{"name": "weather", "arguments": {ONE}}},'
-    f' {{"name": "calendar", "arguments": {TWO}}}]'
-    "<|/tool_call|>",
-}
-BOTH = [("weather", {"city": "Paris"}), ("calendar", {"day": 2})]
+    "qwen": style(each_call("<tool_call>\n" + OBJECT + "}\n</tool_call>", "\n")),
+    "mistral": style("[TOOL_CALLS][" + each_call(OBJECT + ', "id": "{{ call.id }}"}', ", ") + "]"),
+    "mistral-args": style(each_call("[TOOL_CALLS]{{ call.function.name }}[ARGS]" + ARGUMENTS)),
+    "llama": style(each_call('{"name": "{{ call.function.name }}", "parameters": ' + ARGUMENTS + "}", "; ")),
+    "deepseek": style(
+        "<｜tool▁calls▁begin｜>"
+        + each_call(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.function.name }}\n```json\n" + ARGUMENTS
+            + "\n```<｜tool▁call▁end｜>", "\n")
+        + "<｜tool▁calls▁end｜>"
+    ),
+    "kimi": style(
+        "<|calls_begin|>"
+        + each_call(
+            "<|call_begin|>functions.{{ call.function.name }}:{{ loop.index0 }}<|args|>" + ARGUMENTS
+            + "<|call_end|>")
+        + "<|calls_end|>"
+    ),
+    "coder": style(
+        each_call(
+            "<tool_call>\n<function={{ call.function.name }}>\n" + PAIRS
+            + "<parameter={{ name }}>\n" + VALUE
+            + "\n</parameter>\n{% endfor %}</function>\n</tool_call>", "\n")
+    ),
+    "glm": style(
+        each_call(
+            "<tool_call>{{ call.function.name }}" + PAIRS + "<arg_key>{{ name }}</arg_key><arg_value>" + VALUE
+            + "</arg_value>{% endfor %}</tool_call>")
+    ),
+    "typed": style(
+        "<calls>\n"
+        + each_call(
+            '<invoke name="{{ call.function.name }}">\n' + PAIRS
+            + "<parameter name=\"{{ name }}\" string=\"{{ 'true' if value is string else 'false' }}\">"
+            + VALUE
+            + "</parameter>\n{% endfor %}</invoke>\n")
+        + "</calls>"
+    ),
+    "python": style(
+        "<|call_start|>["
+        + each_call(
+            "{{ call.function.name }}(" + PAIRS
+            + "{{ name }}={% if value is string %}'{{ value }}'{% else %}{{ value }}{% endif %}"
+            "{% if not loop.last %}, {% endif %}{% endfor %})", ", ")
+        + "]<|call_end|>"
+    ),
+    "quoted": style(
+        each_call(
+            "<|tool_call>call:{{ call.function.name }}{{ '{' }}" + PAIRS
+            + "{{ name }}:{% if value is string %}<|q|>{{ value }}<|q|>{% else %}{{ value | tojson }}"
+            "{% endif %}{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}<tool_call|>")
+    ),
+}  # fmt: skip
+ONE, TWO = {"city": "Paris"}, {"day": 2}
+BOTH = [("weather", ONE), ("calendar", TWO)]
+ABOUT = {"weather": CITIES, "calendar": DAYS}
 
 
-def read(text, form):
-    content, calls = find_calls(text, form)
-    return content, [(call["name"], json.loads(call["arguments"])) for call in calls]
+def form_of(source):
+    return template_tools(ChatTemplate(source), None).form
 
 
-def test_each_form_is_known_by_its_template():
-    forms = [form_of(ChatTemplate(style)) for style in STYLES.values()]
-    assert None not in forms and len(set(forms)) == len(FORMS)
-    assert form_of(ChatTemplate(LOOP)) is HERMES
-    coder = STYLES["qwen"] + "<function=name>"
-    assert form_of(ChatTemplate(coder)) is None and form_of(ChatTemplate(HEAD)) is None
+def written(source, calls):
+    """Returns calls as a template writes them."""
+    listed = [
+        {"id": f"abcdefgh{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": listed}
+    text = ChatTemplate(source).render([*ASK, message], add_generation_prompt=False)
+    return text.rpartition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_calls_of_each_form_are_found(style):
-    form = form_of(ChatTemplate(STYLES[style]))
-    assert read(WRITTEN[style], form) == ("", BOTH)
-    assert read(form.write("weather", ONE), form) == ("", BOTH[:1])
-    for text in ("It is warm.", "", '{"a": 1}', f"{form.mark}x", WRITTEN[style].replace("Paris", 'Pa"ris')):
-        assert read(text, form) == (text, [])
-    if not form.first:
-        assert read(f"I look. {WRITTEN[style]}", form) == ("I look. ", BOTH)
+def read(text, form, whole=True):
+    content, calls = read_calls(text, form, ABOUT, whole=whole)
+    return content, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def test_a_form_is_known_by_what_a_template_writes():
+    forms = [form_of(source) for source in STYLES.values()]
+    assert None not in forms and len(set(forms)) == len(forms)
+    assert form_of(STYLES["qwen"]) == HERMES and form_of(LOOP + OPEN) is HERMES
+    assert form_of("{{ tools | tojson }}" + LOOP + OPEN) is None  # it has tools, and writes no calls
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_calls_of_each_form_are_found(name):
+    source = STYLES[name]
+    form, text = form_of(source), written(source, BOTH)
+    assert read(text, form) == ("", BOTH)
+    assert read(written(source, BOTH[:1]), form) == ("", BOTH[:1])
+    odd = [("weather", {"city": "a, b)}] 'c' <d> 17"}), ("calendar", {"day": 3})]
+    if name != "python":  # this template does not escape quotes
+        assert read(written(source, odd), form) == ("", odd)
+    for plain in ("It is warm.", "", '{"a": 1}', f"{form.mark or '{'}x"):
+        assert read(plain, form) == (plain, [])
+    if form.mark:
+        assert read(f"I look. {text}", form) == ("I look. ", BOTH)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_part_of_a_call_is_the_beginning_of_one(name):
+    source = STYLES[name]
+    form, text = form_of(source), written(source, BOTH)
+    longest = 0
+    for size in range(len(text)):
+        content, calls = read_calls(text[:size], form, ABOUT, whole=False)
+        assert form.mark == "" or size < len(form.mark) or content == ""
+        assert [call.name for call in calls] in ([], ["weather"], ["weather", "calendar"])
+        for call, (_, arguments) in zip(calls, BOTH, strict=False):
+            assert json.dumps(arguments).startswith(call.arguments) if not call.whole else True
+        assert len(calls) >= longest - 1
+        longest = max(longest, len(calls))
+    assert longest == 2
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
-@pytest.mark.parametrize("style", STYLES)
-def test_calls_of_each_form_are_held_back(style, size):
-    form = form_of(ChatTemplate(STYLES[style]))
-    for text in (WRITTEN[style], f"<|python_tag|>{WRITTEN[style]}" if form.first else WRITTEN[style]):
+@pytest.mark.parametrize("name", STYLES)
+def test_calls_of_each_form_are_held_back(name, size):
+    form = form_of(STYLES[name])
+    text = written(STYLES[name], BOTH)
+    for called in (text, text if form.mark else f"<|python_tag|>{text}"):
         stream = CallStream(form)
-        assert "".join(stream.add(text[at : at + size]) for at in range(0, len(text), size)) == ""
-    for text in ("It is warm.", '{"a": 1} is an object'):
+        assert "".join(stream.add(called[at : at + size]) for at in range(0, len(called), size)) == ""
+    for plain in ("It is warm.", '{"a": 1} is an object'):
         stream = CallStream(form)
-        assert "".join(stream.add(text[at : at + size]) for at in range(0, len(text), size)) == text
+        assert "".join(stream.add(plain[at : at + size]) for at in range(0, len(plain), size)) == plain
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_each_form_is_enforced(llm, monkeypatch, style):
+@pytest.mark.parametrize("name", STYLES)
+def test_each_form_is_enforced(llm, monkeypatch, name):
     """The default model with the template of another family: the grammar makes it write that family's calls,
     and lets through what that family writes."""
-    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(STYLES[style]))
-    tools, form = [Tool(**each) for each in TOOLS], form_of(llm.tokenizer.chat_template)
+    source = STYLES[name]
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(source))
+    tools, form = [Tool(**each) for each in TOOLS], form_of(source)
     demanded = ToolUse(llm.tokenizer, tools, FunctionName(name="calendar"), parallel=True)
     run = llm.generate("x", Sampling(grammar=demanded._grammar(), max_tokens=200, seed=1))
-    ((name, arguments),) = read(run.text, form)[1]
-    assert name == "calendar" and arguments["day"] in (1, 2, 3) and run.finish_reason == "stop"
+    ((called, arguments),) = read(run.text, form)[1]
+    assert called == "calendar" and arguments["day"] in (1, 2, 3) and run.finish_reason == "stop"
 
     def passes(text, parallel=True):
         auto = ToolUse(llm.tokenizer, tools, "auto", parallel=parallel)
@@ -292,25 +409,24 @@ def test_each_form_is_enforced(llm, monkeypatch, style):
                 return False
         return True
 
-    both = form.opening + form.between.join(_one(form, *each) for each in BOTH) + form.closing
-    assert passes(both) and read(both, form) == ("", BOTH) and not passes(both, parallel=False)
-    assert passes(form.write("weather", ONE), parallel=False)
+    both = written(source, BOTH)
+    assert passes(both) and not passes(both, parallel=False)
+    assert passes(written(source, BOTH[:1]), parallel=False)
     assert passes("It is warm.") and passes('{"a": 1}') and passes("")
-    assert not passes(form.write("weather", '{"city": "Rome"}')) and not passes(form.write("no", "{}"))
-    assert passes(f"I look. {both}")
-
-
-def _one(form, name, arguments):
-    return form.write(name, json.dumps(arguments)).removeprefix(form.opening).removesuffix(form.closing)
+    assert not passes(written(source, [("weather", {"city": "Rome"})])) and not passes(
+        written(source, [("no", {"city": "Paris"})])
+    )
+    if form.mark:
+        assert passes(f"I look. {both}")
 
 
 def test_marks_that_are_special_tokens_are_written_as_such(llm, monkeypatch):
     """As `[TOOL_CALLS]` is one of Mistral's: a special token of the default model stands for it."""
     mark = "<repo_name>"
     assert llm.tokenizer.id_of(mark) in llm.tokenizer.special_ids
-    form = CallForm((mark,), mark, (mark, "<file_sep>", ""))
-    monkeypatch.setattr(call_forms, "FORMS", (form,))
-    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(HEAD + mark))
+    source = style(each_call(mark + "{{ call.function.name }}<file_sep>" + ARGUMENTS))
+    form = form_of(source)
+    monkeypatch.setattr(llm.tokenizer, "chat_template", ChatTemplate(source))
     tools = [Tool(**each) for each in TOOLS]
     for choice, before in ((FunctionName(name="weather"), ""), ("auto", "I look. ")):
         use = ToolUse(llm.tokenizer, tools, choice, parallel=True)
@@ -318,7 +434,7 @@ def test_marks_that_are_special_tokens_are_written_as_such(llm, monkeypatch):
         ids = [token.id for token in run.tokens]
         if choice == "auto":
             state = Grammar(Sampling(grammar=use._grammar()), llm.config.vocab_size, llm.tokenizer)
-            ids = llm.tokenizer.encode(f"{before}{mark}weather<file_sep>{ONE}")
+            ids = llm.tokenizer.encode(f"{before}{mark}weather<file_sep>{json.dumps(ONE)}")
             for token in ids:
                 state.commit(token)
             assert state.mask()[llm.tokenizer.eos_ids[0]]

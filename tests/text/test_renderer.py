@@ -87,7 +87,6 @@ HOSTILE = {
     "regular expressions of filters": "{{ ('<' * 9000000) | striptags }}{{ ('a@' * 3000000) | urlize }}",
     "classes": "{{ ''.__class__.__mro__ }}",
     "globals": "{{ cycler.__init__.__globals__ }}",
-    "changing messages": "{{ messages.append(1) }}",
     "files": "{% include '/etc/passwd' %}",
     "a message of lines": "{{ raise_exception('first\\nsecond') }}",
     "syntax": "{% for %}",

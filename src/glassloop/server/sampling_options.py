@@ -4,6 +4,7 @@ on them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
@@ -99,12 +100,34 @@ def make_sampling(
     """Returns the options, checked and within the server's limits, with the model's `defaults` for those that
     are not given. `samples` is the field that has the number of samples."""
     check_size(options)
+    if "json_schema" in options:
+        options = {**options, "json_schema": bounded_spaces(options["json_schema"])}
     sampling = Sampling.from_dict(options) if defaults is None else with_defaults(options, defaults)
     for name, value in ((samples, sampling.n), ("beam_width", sampling.beam_width)):
         if value > settings.most_choices:
             raise invalid(name, f"{name} is {value}; at most {settings.most_choices} is expected")
     shorter = settings.timeout if sampling.timeout is None else min(settings.timeout, sampling.timeout)
     return replace(sampling, timeout=shorter)
+
+
+def bounded_spaces(schema: Any) -> Any:
+    """Returns a JSON schema that bounds the white space between values, unless it says how that is written:
+    without a bound, a model may write white space until its limit."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping) or "x-guidance" in schema:
+        return schema
+    return {**schema, "x-guidance": {"whitespace_pattern": _SPACES}}
+
+
+def without_spaces(schema: Mapping[str, Any] | bool | None) -> Any:
+    """Returns a recorded schema as the client gave it."""
+    if isinstance(schema, Mapping) and schema.get("x-guidance") == {"whitespace_pattern": _SPACES}:
+        return {name: value for name, value in schema.items() if name != "x-guidance"}
+    return schema
+
+
+_SPACES = r"[ \t]{0,2}(\r?\n[ \t]{0,40})?"
 
 
 def prompts_of(value: str | list[str] | list[int] | list[list[int]], name: str) -> list[Prompt]:

@@ -79,7 +79,7 @@ class AnswerReader:
     def flush(self) -> list[Part]:
         """Returns the pieces that were held back, at the end of the text."""
         parts = list[Part]()
-        if self._held and self._state != "closed":
+        if self._held:
             if self._state == "thought":
                 parts = [*self._take("thought", len(self._held.rstrip()))]
             elif self._state != "after" or self._held.strip():
@@ -96,7 +96,7 @@ class AnswerReader:
             elif self._state == "answer":
                 yield from self._answer()
             elif self._state == "closed":
-                self._drop(len(self._held))
+                yield from self._take("answer", len(self._held))
             else:
                 self._start()
 

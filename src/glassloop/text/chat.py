@@ -6,6 +6,7 @@ within limits; it is imported when the first template is rendered.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -103,6 +104,10 @@ class ChatTemplate(NamedTuple):
         """Returns the text of values as they are, `messages` and `tools` among them."""
         has_own = values.get("tools") is not None and "tool_use" in self.variants
         template = self.variant("tool_use") if has_own else self
+        if values.get("tools") and self.has_variable("functions"):  # Firefunction's name for them
+            functions = [each["function"] for each in values["tools"]]
+            written = json.dumps(functions, ensure_ascii=False)
+            values = {"functions": written, "datetime": "", **values}
         named = {"documents": None, "bos_token": self.bos, "eos_token": self.eos, **values}
         try:
             return str(_renderer().render(template.source, named, template.limits))

@@ -1,4 +1,4 @@
-"""The forms of a model's chat template, found once: the marks of its thoughts."""
+"""The forms of a model's chat template, found once: the marks of its thoughts, and how it writes calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from glassloop.text.answer_form import AnswerForm
 from glassloop.text.answer_marks import FORMS, answer_form
+from glassloop.text.call_marks import TemplateTools, template_tools
 from glassloop.text.chat import ChatTemplate
 from glassloop.text.tokenizer import Tokenizer
 
@@ -14,6 +15,7 @@ from glassloop.text.tokenizer import Tokenizer
 class TemplateForms(NamedTuple):
     template: ChatTemplate
     answer: AnswerForm | None  # None: the template has no marks around thoughts or answers
+    tools: TemplateTools
 
 
 def forms_of(tokenizer: Tokenizer) -> TemplateForms | None:
@@ -24,7 +26,8 @@ def forms_of(tokenizer: Tokenizer) -> TemplateForms | None:
         return None
     forms = _FORMS.get(tokenizer)
     if forms is None or forms.template is not template:
-        forms = _FORMS[tokenizer] = TemplateForms(template, answer_form(template) or _by_tokens(tokenizer))
+        answer = answer_form(template) or _by_tokens(tokenizer)
+        forms = _FORMS[tokenizer] = TemplateForms(template, answer, template_tools(template, answer))
     return forms
 
 

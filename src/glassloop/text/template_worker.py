@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _environment() -> Any:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.runtime import Undefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
     class GenerationTag(Extension):
         """`{% generation %}…{% endgeneration %}` marks text for training; it renders as that text."""
@@ -138,7 +138,12 @@ def _environment() -> Any:
         # Jinja's own would escape HTML; a prompt is not a web page.
         if isinstance(value, Undefined):
             value._fail_with_undefined_error()
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=listed, **options)
+
+    def listed(value: Any) -> Any:  # what `map` and other filters give
+        if isinstance(value, Iterator):
+            return list(value)
+        raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
     def strftime_now(layout: str) -> str:
         return datetime.now().strftime(layout)
@@ -146,7 +151,7 @@ def _environment() -> Any:
     def raise_exception(message: object) -> NoReturn:
         raise TemplateRuntimeError(str(message))
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = to_json

@@ -99,7 +99,7 @@ class _Message(Generation):
             body.options(),
             tools=body.chat_tools(),
             tool_choice=body.chat_tool_choice(),
-            parallel=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+            parallel=False if body.tool_choice and body.tool_choice.disable_parallel_tool_use else None,
             continue_final=body.continues,
             values=body.template_values(service),
         )
@@ -119,7 +119,10 @@ class _Message(Generation):
         content: list[dict[str, Any]] = [_thinking_block(thought)] if thought else []
         if text.strip() or (text and not calls):
             content.append({"type": "text", "text": text, "citations": None})
-        content += [_call_block(call, from_json(call["function"]["arguments"])) for call in calls]
+        content += [
+            _call_block(call, from_json(call["function"]["arguments"] or "{}", allow_partial=True))
+            for call in calls
+        ]
         return self._message(run, content, *self._ending(run, calls))
 
     def _message(
@@ -138,10 +141,10 @@ class _Message(Generation):
 
     def _ending(self, run: Run, calls: list[ToolCall]) -> tuple[StopReason, str | None]:
         """Returns how an answer ended, and the stop sequence that ended it."""
-        if calls:
-            return "tool_use", None
         if run.finish_reason not in ("stop", "repetition"):
             return "max_tokens", None
+        if calls:
+            return "tool_use", None
         if run.stop_reason in self._turn.sampling.stop:
             return "stop_sequence", run.stop_reason
         return "end_turn", None

@@ -147,7 +147,7 @@ class ChatChoices(Choices):
             index=index,
             message=message,
             logprobs=self._shown(run.tokens),
-            finish_reason="tool_calls" if calls else finish_reason(run),
+            finish_reason=_reason(run, calls),
             stop_reason=run.stop_reason,
         )
 
@@ -169,7 +169,7 @@ class ChatChoices(Choices):
         last += self.chunk(index, delta={"content": rest}) if rest else b""
         for place, call in enumerate(calls):
             last += self.chunk(index, delta={"tool_calls": [{"index": place, **call}]})
-        reason = "tool_calls" if calls else finish_reason(run)
+        reason = _reason(run, calls)
         return last + self.chunk(index, delta={}, finish_reason=reason, stop_reason=run.stop_reason)
 
     def _stream(self, index: int) -> TurnStream:
@@ -182,6 +182,12 @@ class ChatChoices(Choices):
             return None
         content = [token_logprob(self.service, token, self._top) for token in tokens]
         return ChatLogprobs(content=content, refusal=None)
+
+
+def _reason(run: Run, calls: list[ToolCall]) -> Literal["stop", "length", "tool_calls"]:
+    """Returns how an answer ended. The last of its calls may be a part of one, which was cut off."""
+    reason = finish_reason(run)
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _options(body: ChatBody) -> dict[str, Any]:

@@ -22,17 +22,12 @@ from glassloop.server.http.body_fields import (
     text_or,
     texts_in,
 )
-from glassloop.server.openai.call_forms import (
-    add_system,
-    add_to_first,
-    describe_tools,
-    has_calls,
-    has_tools,
-    write_calls,
-)
+from glassloop.server.openai.tool_messages import add_system, add_to_first, describe_tools, write_calls
 from glassloop.server.sampling_options import Body
 from glassloop.server.service import Service
+from glassloop.text.call_form import HERMES
 from glassloop.text.chat import ChatTemplate
+from glassloop.text.template_forms import forms_of
 from glassloop.text.tokenizer import Tokenizer
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
@@ -138,17 +133,18 @@ def encode(
     if not tools:
         return _write(tokenizer, messages, options)
     described = [tool.model_dump() for tool in tools]
-    if has_tools(tokenizer.chat_template):
-        ids = _write(tokenizer, messages, {**options, "tools": described})
-        if ids != _write(tokenizer, messages, options):
-            return ids
+    forms = forms_of(tokenizer)
+    assert forms is not None
+    if forms.tools.lists:
+        return _write(tokenizer, messages, {**options, "tools": described})
     # The template has no place for tools. The system message lists them, or the first one by the user where
     # the template has no system messages.
-    text = describe_tools([tool.function for tool in tools])
+    text = describe_tools([tool.function for tool in tools], forms.tools.known or HERMES)
+    as_text = list if forms.tools.calls else write_calls
     try:
-        return _write(tokenizer, messages, options, lambda each: add_system(write_calls(each), text))
+        return _write(tokenizer, messages, options, lambda each: add_system(as_text(each), text))
     except TextError:
-        return _write(tokenizer, messages, options, lambda each: add_to_first(write_calls(each), text))
+        return _write(tokenizer, messages, options, lambda each: add_to_first(as_text(each), text))
 
 
 def _for_another_engine(
@@ -178,8 +174,10 @@ def _write(
     assert tokenizer.chat_template is not None
     no_text = None if _knows_null(tokenizer.chat_template) else ""
     written = _plain(messages, no_text)
-    if rewrite is None and not has_calls(tokenizer.chat_template):
-        rewrite = write_calls
+    has_calls = any(each.tool_calls or each.role in ("tool", "function") for each in messages)
+    if has_calls and rewrite is None:
+        forms = forms_of(tokenizer)
+        rewrite = None if forms is None or forms.tools.calls else write_calls
     if rewrite is not None:
         written = rewrite(written)
     if not any(each.get("tool_calls") for each in written):

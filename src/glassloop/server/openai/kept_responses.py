@@ -23,7 +23,7 @@ from glassloop.server.openai.responses import (
     LOGPROBS,
     ResponseAnswer,
     ResponseStatus,
-    call_item,
+    call_items,
     incomplete_details,
     message_item,
     reasoning_item,
@@ -33,6 +33,7 @@ from glassloop.server.openai.responses import (
 )
 from glassloop.server.openai.tool_calls import recorded_parts
 from glassloop.server.runs.state import RunState
+from glassloop.server.sampling_options import without_spaces
 from glassloop.server.service import Service
 from glassloop.server.studio.runs import Id
 
@@ -90,7 +91,7 @@ def _response(service: Service, state: RunState, with_logprobs: bool) -> Respons
         previous_response_id=None,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        text={"format": _format(sampling.json_schema)},
+        text={"format": _format(without_spaces(sampling.json_schema))},
         tool_choice="auto",
         tools=[],
         truncation="disabled",
@@ -109,7 +110,7 @@ def _output(service: Service, run: Run, status: str, with_logprobs: bool) -> lis
     text, calls = recorded_parts(service.llm.tokenizer, run)
     most = run.sampling.logprobs
     logprobs = [token_logprob(service, token, most) for token in run.tokens] if with_logprobs else []
-    items = list(map(call_item, calls))
+    items = call_items(calls, "completed" if status == "completed" else "incomplete")
     if text.strip() or not items:
         item_status = "completed" if status == "completed" else "incomplete"
         items.insert(0, message_item(run.id, item_status, [text_part(text, logprobs)]))

@@ -411,7 +411,7 @@ class _Response(Generation):
         items = [reasoning_item(self._run_id, thought)] if thought else []
         if text.strip() or self._has_begun or not calls:
             items.append(self._message(run))
-        return items + list(map(call_item, calls))
+        return items + call_items(calls, response_status(run))
 
     def _message(self, run: Run | None) -> dict[str, Any]:
         content = [] if run is None else [text_part(self._turn.parts(run).text, self._logprobs(run.tokens))]
@@ -521,8 +521,16 @@ def text_part(text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def call_item(call: ToolCall) -> dict[str, Any]:
-    """Returns the item of a function call, which is given in the form of chat."""
+def call_items(calls: Sequence[ToolCall], status: str) -> list[dict[str, Any]]:
+    """Returns the items of function calls, which are given in the form of chat. The last one of a response
+    that is not complete may be a part of a call."""
+    items = list(map(_call_item, calls))
+    if items and status != "completed":
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def _call_item(call: ToolCall) -> dict[str, Any]:
     return {
         "id": f"fc_{call['id'].removeprefix('call_')}",
         "type": "function_call",
