@@ -29,6 +29,7 @@ from glassloop.engine.tasks.masked import Mask, MaskedBranch, Pass, PassTask
 from glassloop.engine.tasks.run_writer import BranchWriter, RunWriter
 from glassloop.engine.tasks.task import CANCELLED, Task, WantedRow
 from glassloop.errors import GlassloopError
+from glassloop.ops.protocol import Array
 from glassloop.ops.quant import Float32
 from glassloop.record.origin import ByMasks
 from glassloop.record.passes import MOST_CHANGES, PassRecord
@@ -80,7 +81,7 @@ class DiffusionWriter(PassTask, RunWriter):
         super().__init__(request, run, order, context)
         self._options, self._mask = request.options, request.mask
         self._writer = BranchWriter.of(request, run, context, never=(self._mask.token,))
-        self._host: Callable[[Any], Float32] = context.transformer.ops.host
+        self._host: Callable[[Array], Float32] = context.transformer.ops.host
         self._revisions = self._options.revise
         self._is_scoring = False
         self._changes = 0  # in the record of the passes

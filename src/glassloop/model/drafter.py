@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.config import AttentionConfig, ModelConfig, Shapes
+from glassloop.ops.batch import Int32
 from glassloop.ops.protocol import Array, Ops
 from glassloop.ops.tensor import Tensor
 
@@ -85,10 +85,9 @@ class Drafter:
         self.mixer = _mixer(model)
         self.ops = ops
         self._eps = model.layers[-1].norm.eps
-        self._weights: dict[str, Any] = {
-            name: (ops.matrix if len(shape) == 2 else ops.vector)(weights[name])
-            for name, shape in config.shapes(model).items()
-        }
+        shapes = config.shapes(model)
+        self._matrices = {name: ops.matrix(weights[name]) for name in shapes if len(shapes[name]) == 2}
+        self._vectors = {name: ops.vector(weights[name]) for name in shapes if len(shapes[name]) == 1}
 
     def state(self, features: Sequence[Array]) -> Array:
         """Returns the state of each row: the sum of its projected features. [rows, dim]"""
@@ -129,10 +128,10 @@ class Drafter:
         return self._linear("head.weight", self.hidden(state))
 
     def _linear(self, name: str, x: Array) -> Array:
-        return self.ops.linear(x, self._weights[name], None)
+        return self.ops.linear(x, self._matrices[name], None)
 
     def _norm(self, name: str, x: Array) -> Array:
-        return self.ops.rms_norm(x, self._weights[name], self._eps)
+        return self.ops.rms_norm(x, self._vectors[name], self._eps)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class DrafterFile:
 
     path: Path
     config: DrafterConfig
-    tokens: Any  # int32 [drafted tokens], the token that each row of the head stands for
+    tokens: Int32  # [drafted tokens], the token that each row of the head stands for
     weights: Mapping[str, Tensor]
 
 

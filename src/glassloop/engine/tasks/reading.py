@@ -20,6 +20,7 @@ from glassloop.engine.deadline import Cancelled, Deadline
 from glassloop.engine.owner import current_owner, current_realm
 from glassloop.engine.tasks.task import CANCELLED, Counters, RowProgram, Task, WantedRow
 from glassloop.errors import GlassloopError
+from glassloop.ops.protocol import Array
 from glassloop.ops.quant import Float32
 
 # Given what was computed, piece by piece, on the engine's thread: it must be quick.
@@ -54,7 +55,7 @@ class Reading(Task):
         self.started: float | None = None
         self.owner = current_owner()
         self.own_time = OwnTime()  # it runs no stages
-        self.host: Callable[[Any], Float32] = np.asarray  # the op set's, once it is queued
+        self.host: Callable[[Array], Float32] = np.asarray  # the op set's, once it is queued
         self.branches = [Branch(list(ids), first + 1, adapter, current_realm())]
         self._take = take
         self._error: Exception | None = None

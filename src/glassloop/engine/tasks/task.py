@@ -20,6 +20,7 @@ from glassloop.engine.kv_nodes import KVPath, NoRoom
 from glassloop.engine.tree import KVTree
 from glassloop.ops.batch import Batch
 from glassloop.ops.protocol import Forward
+from glassloop.ops.quant import Float32
 
 _SCORED_ROWS = 64  # rows with logits of one branch: they are as wide as the vocabulary
 
@@ -49,8 +50,10 @@ class WantedRow(NamedTuple):
     chosen: Chosen | Exception | None = None  # the token, if the loop has chosen it already
 
     @property
-    def logits(self) -> Any:
-        return self.results[self.place]
+    def logits(self) -> Float32:
+        """The logits of this row: of a device too, whose rows come to the host when they are asked for."""
+        row: Float32 = self.results[self.place]
+        return row
 
 
 class RowProgram(NamedTuple):
