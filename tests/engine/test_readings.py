@@ -13,6 +13,7 @@ from engine.small import CONTEXT, loop, model, naive, request, same
 from waiting import wait_until
 
 from glassloop import GlassloopError, Sampling, TraceError
+from glassloop.engine import logits
 from glassloop.engine.deadline import Cancelled, Deadline, TimedOut
 from glassloop.engine.logits import logits_after, mean_hidden
 from glassloop.engine.tasks import task as task_module
@@ -210,7 +211,8 @@ def test_they_are_counted_and_refused_like_requests():
     engine.close()
 
 
-def test_one_that_is_late_or_cancelled_ends_at_once_and_holds_nothing():
+def test_one_that_is_late_or_cancelled_ends_at_once_and_holds_nothing(monkeypatch):
+    monkeypatch.setattr(logits, "_SCORED_BYTES", 1)  # so that 150 rows are computed in several steps
     llm = SmallLLM()
     with pytest.raises(TimedOut, match=r"explain took longer than 0\.001 s"):
         late = Deadline(0.001, "explain")
