@@ -7,12 +7,14 @@ import math
 
 import numpy as np
 import pytest
+from crossings.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model.tiny import TINY, VOCAB, make
 from ops.random_models import random_config, random_tensor
 
 from glassloop import LLM, GlassloopError, Sampling, TextError
+from glassloop.engine.lens import names_for
 from glassloop.model.cache import Branches
 from glassloop.model.lens import Lens
 from glassloop.model.loader import ModelFiles
@@ -180,6 +182,23 @@ def test_a_run_ids_and_text_are_the_same(llm):
     assert first.tobytes() == llm.lens.attention("The sea is").weights.tobytes()
 
 
+def test_experts_of_a_token_whatever_is_in_the_cache():
+    """A small model, in which one layer of three has five experts."""
+    llm = World({"window": None, "ops": "native", "draft": "off", "experts": True})
+    try:
+        seen = llm.lens.experts("to be or not", 5)
+        (route,) = seen.layers
+        assert (route.layer, route.among, len(route.experts)) == (3, 5, 2)
+        assert sum(one.weight for one in route.experts) == pytest.approx(1)
+        assert route.in_words.startswith(f"{max(route.experts, key=lambda one: one.weight).number} (0.")
+        assert json.loads(json.dumps(seen.to_dict()))["lens"] == "experts" in names_for(llm.config)
+        run = llm.generate("to be or not", temperature=0, max_tokens=5)
+        assert llm.lens.experts(run, 5) == seen == llm.lens.experts("to be or not", 5)
+        assert "took, with their weights" in seen._repr_html_()
+    finally:
+        llm.close()
+
+
 def test_errors_say_what_was_expected(llm):
     for wrong, said in (
         (lambda: llm.lens.attention(TIRED, 99), "token is 99; a place from 0 to 9 is expected"),
@@ -191,6 +210,7 @@ def test_errors_say_what_was_expected(llm):
         (lambda: llm.lens.neighbours(""), "of is empty"),
         (lambda: llm.lens.neighbours(10**6), "of is 1000000; a token id below 49152 is expected"),
         (lambda: llm.lens.layers([5] * 9000), "room for"),
+        (lambda: llm.lens.experts(TIRED), "has no experts; a mixture of experts is expected"),
     ):
         with pytest.raises((GlassloopError, TextError), match=said):
             wrong()

@@ -18,6 +18,7 @@ from model.tiny_gguf import write_gguf
 from safetensors.torch import load_file, save_file
 
 from glassloop.model.cache import Branches
+from glassloop.model.lens import Lens
 from glassloop.model.loader import ModelFiles
 from glassloop.ops.expert_choice import choose_experts
 from glassloop.ops.native.ops import NativeOps
@@ -123,6 +124,23 @@ def test_a_network_for_training_has_the_same_logits_and_its_router_learns(tmp_pa
     network.loss(batch, torch.tensor(ids)).backward()
     gradient = network.parameters["layers.1.router.weight"].grad
     assert gradient is not None and gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps, NativeOps])
+def test_the_lens_shows_the_experts_that_transformers_takes(ops, tmp_path):
+    theirs = make(_tiny("qwen2moe"), tmp_path)
+    ids, found = _prompt(20), []
+    for layer in theirs.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda module, _, made: found.append(made[1:]))
+    _oracle(theirs, ids)
+    transformer = ModelFiles(tmp_path).transformer(ops())
+    lens, cache = Lens(transformer), Branches(transformer, 64)
+    routes = lens.experts(cache.batch([(0, 0, ids)]), cache.pages)
+    assert lens.routed_layers == [0, 1, 2, 3] == [*routes]
+    for (weights, numbers), route in zip(found, routes.values(), strict=True):
+        ranked = sorted(zip(numbers[-1].tolist(), weights[-1].tolist(), strict=True))
+        assert route[:2].tolist() == [number for number, _ in ranked]
+        np.testing.assert_allclose(route[2:], [weight for _, weight in ranked], rtol=1e-3)
 
 
 # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -475,7 +475,7 @@ def test_lenses_show_what_the_engine_computes(server, llm):
     path = f"/api/runs/{run['id']}/lens"
     unknown = server.get(f"{path}/telescope")
     assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "no_such_lens"
-    for wrong in ("attention?token=10", "attention?layer=31", "layers?count=0", "layers?token=it"):
+    for wrong in ("experts", "attention?token=10", "attention?layer=31", "layers?count=0", "layers?token=it"):
         assert server.get(f"{path}/{wrong}").status_code == 400
     assert server.get("/api/runs/nothing/lens/attention").status_code == 404
 

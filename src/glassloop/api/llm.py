@@ -332,7 +332,7 @@ class LLM(LocalModel):
 
     @cached_property
     def lens(self) -> Lenses:
-        """The lenses `attention`, `layers` and `neighbours`, computed when they are asked for."""
+        """The lenses `attention`, `layers`, `experts` and `neighbours`, computed when they are asked for."""
         from glassloop.engine.lens import Lenses
 
         return Lenses(self)

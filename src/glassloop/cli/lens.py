@@ -22,6 +22,7 @@ from glassloop.util.chart import GridCell, grid, save_svg
 
 if TYPE_CHECKING:
     from glassloop.api.llm import LLM
+    from glassloop.engine.expert_routes import ExpertRoutes
     from glassloop.engine.lens_results import AttentionWeights, Layers, Neighbour, Neighbours, Piece
     from glassloop.record.run import Run
 
@@ -31,7 +32,7 @@ _TOKEN_HELP = (
     "The token: its number, from 0 (-1 is the last), or its text. Of a run, those of the answer count."
 )
 
-app = App(help="Look inside the model: attention, the prediction of each layer, neighbours of tokens.")
+app = App(help="Look inside the model: attention, each layer's prediction, experts, neighbours of tokens.")
 TextOrRun = Annotated[
     str,
     typer.Argument(
@@ -103,6 +104,29 @@ def layers(
         print_json(by_layer.to_dict())
     else:
         _print_layers(by_layer, _place_in_words(text, by_layer.token))
+
+
+@app.command()
+def experts(
+    source: TextOrRun,
+    token: Place = "-1",
+    in_prompt: InPrompt = False,
+    model: AnyModel = None,
+    ops: Ops = None,
+    as_text: AsText = False,
+    as_json: Json = False,
+) -> None:
+    """Show which experts a token took in each layer of a mixture of experts, and with which weights."""
+    text, llm = _open(source, model, ops, as_text)
+    routes = llm.lens.experts(text, _place(llm, text, token, in_prompt))
+    if as_json:
+        print_json(routes.to_dict())
+        return
+    where = _place_in_words(text, routes.token)
+    _print_head(f"The experts of {quoted(routes.tokens[-1].text)}", routes, where)
+    rows = [(str(route.layer), route.in_words, str(route.among)) for route in routes.layers]
+    print_table(("layer", "experts", "among"), rows, right=("layer", "among"), cut=("experts",))
+    print("\nThe expert with the highest weight comes first; its weight is in brackets.")
 
 
 @app.command()
@@ -245,7 +269,9 @@ def _print_neighbours(nearest: Neighbours) -> None:
     print_table(("token", "id", "cosine", ""), rows, right=("id", "cosine"))
 
 
-def _print_head(what: str, result: AttentionWeights | Layers | Neighbours, where: str = "") -> None:
+def _print_head(
+    what: str, result: AttentionWeights | Layers | ExpertRoutes | Neighbours, where: str = ""
+) -> None:
     print(_line(" · ".join(filter(None, (what, where, result.model, result.ops)))) + "\n")
 
 

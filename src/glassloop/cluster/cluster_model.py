@@ -30,6 +30,7 @@ from glassloop.record.run import Run
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
+    from glassloop.engine.expert_routes import ExpertRoutes
     from glassloop.engine.lens_results import AttentionWeights, Layers, Neighbours, Text
     from glassloop.record.verdict import ReplayVerdict
 
@@ -266,6 +267,9 @@ class _Lenses:
         self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
     ) -> Layers:
         return cast("Layers", self._read("layers", text, token, count, deadline=deadline))
+
+    def experts(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> ExpertRoutes:
+        return cast("ExpertRoutes", self._read("experts", text, token, deadline=deadline))
 
     def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
         return cast("Neighbours", self._engine.ask(_read_lens, "neighbours", of, count, deadline=deadline))

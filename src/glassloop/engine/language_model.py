@@ -30,7 +30,7 @@ from glassloop.util.check import check_number
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.lens_results import LensReader
+    from glassloop.engine.lens_reader import LensReader
     from glassloop.engine.tasks.masked import Mask
     from glassloop.record.verdict import ReplayVerdict
 

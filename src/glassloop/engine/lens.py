@@ -1,4 +1,5 @@
-"""The lenses: the attention of a token, what each layer would have said, and the neighbours of a token.
+"""The lenses: the attention of a token, what each layer would have said, the experts that it took, and the
+neighbours of a token.
 
 Everything is computed when it is asked for, by the engine's own model, over the same tree of keys and values
 as everything else and in steps of bounded size. None of it is recorded.
@@ -13,6 +14,7 @@ import numpy as np
 
 from glassloop.engine.compatibility import check_run
 from glassloop.engine.deadline import Deadline, check_deadline
+from glassloop.engine.expert_routes import ChosenExpert, ExpertRoutes, LayerRoute
 from glassloop.engine.lens_results import (
     AttentionWeights,
     Candidate,
@@ -25,17 +27,24 @@ from glassloop.engine.lens_results import (
 )
 from glassloop.engine.local import LocalModel
 from glassloop.engine.logits import computed_after
-from glassloop.errors import TextError
+from glassloop.errors import ModelError, TextError
+from glassloop.model.config import ExpertsConfig, ModelConfig
 from glassloop.model.lens import Lens
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
 from glassloop.util.check import check_count, check_text
 from glassloop.util.shown import shown
 
-NAMES = ("attention", "layers", "neighbours")
+NAMES = ("attention", "layers", "experts", "neighbours")
 MOST = 1000  # candidates or neighbours that are listed
 _TABLE_ROWS = 1024  # of the table of embeddings that are read at a time
 _KEYS = 1 << 14  # keys that one step of attention reads: of a long text, those of a few layers
+
+
+def names_for(config: ModelConfig) -> list[str]:
+    """Returns the lenses of a model."""
+    has_experts = any(isinstance(layer.feed_forward, ExpertsConfig) for layer in config.layers)
+    return [name for name in NAMES if has_experts or name != "experts"]
 
 
 class Lenses:
@@ -82,6 +91,24 @@ class Lenses:
             layers.append(said)
         pieces, (last,) = self._pieces(ids[: at + 1]), self._pieces([follows])
         return Layers(llm.name, llm.op_set, at, pieces, last, is_given, tuple(layers))
+
+    def experts(self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None) -> ExpertRoutes:
+        """Returns the experts that a token took in each layer that has some."""
+        check_deadline(deadline)
+        llm, (ids, at) = self._llm, self._place(text, token)
+        if not self._lens.routed_layers:
+            raise ModelError(f"{llm.name} has no experts; a mixture of experts is expected")
+        found: dict[int, Float32] = computed_after(
+            llm.engine, ids[: at + 1], at, self._lens.experts, deadline, self._adapter(text, at)
+        )
+        routes = []
+        for layer, route in found.items():
+            numbers, weights = np.split(route, 2)
+            chosen = (ChosenExpert(int(n), float(w)) for n, w in zip(numbers, weights, strict=True))
+            feed_forward = llm.config.layers[layer].feed_forward
+            assert isinstance(feed_forward, ExpertsConfig)
+            routes.append(LayerRoute(layer + 1, tuple(chosen), feed_forward.routing.experts))
+        return ExpertRoutes(llm.name, llm.op_set, at, self._pieces(ids[: at + 1]), tuple(routes))
 
     def neighbours(self, of: int | str, count: int = 10, *, deadline: Deadline | None = None) -> Neighbours:
         """Returns the tokens nearest to a token id, or to a text: " king" and "king" are two tokens."""

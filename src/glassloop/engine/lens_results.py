@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import log
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from glassloop.engine.deadline import Deadline
 from glassloop.errors import GlassloopError
 from glassloop.ops.quant import Float32
 from glassloop.record.run import Run
@@ -161,26 +160,6 @@ class Neighbours:
     def _repr_html_(self) -> str:
         """Returns it as a notebook shows it."""
         return view(*_neighbours_parts(self), label="Neighbours")
-
-
-class LensReader(Protocol):
-    """The lenses of a model, for one token of a run, a text or a list of token ids."""
-
-    def attention(
-        self, text: Text, token: int | str = -1, *, deadline: Deadline | None = None
-    ) -> AttentionWeights: ...
-
-    def layers(
-        self, text: Text, token: int | str = -1, count: int = 5, *, deadline: Deadline | None = None
-    ) -> Layers: ...
-
-    def neighbours(
-        self, of: int | str, count: int = 10, *, deadline: Deadline | None = None
-    ) -> Neighbours: ...
-
-    def neighbours_in(
-        self, text: Text, token: int | str = -1, count: int = 10, *, deadline: Deadline | None = None
-    ) -> Neighbours: ...
 
 
 def _head(result: AttentionWeights | Layers | Neighbours) -> dict[str, str]:

@@ -14,13 +14,16 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.adapted import AdaptedForward
+from glassloop.model.config import ExpertsConfig
 from glassloop.model.layers.attention import Attention
+from glassloop.model.layers.experts import ALWAYS
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import Batch, pages_for
 from glassloop.ops.kv_cache import Pages
 from glassloop.ops.protocol import Array, Forward, Ops
 from glassloop.ops.quant import Float32
 from glassloop.ops.reference import attention_weights
+from glassloop.ops.routing import Router, Routing
 
 
 class Lens:
@@ -62,6 +65,21 @@ class Lens:
             weights[at, :, first:] = weights_of_heads.reshape(mixer.heads, -1)
         return weights
 
+    def experts(self, batch: Batch, pages: Sequence[Pages]) -> dict[int, Float32]:
+        """Returns the routes of the one wanted row (`ops/routing.py`) by the layers that have experts:
+        [2 * chosen]"""
+        routes = self._routes(batch, pages)
+        return {
+            layer: self._model.ops.host(route)[0]
+            for layer, route in zip(self.routed_layers, routes, strict=True)
+        }
+
+    @property
+    def routed_layers(self) -> list[int]:
+        """The layers that have experts."""
+        layers = self._model.config.layers
+        return [index for index, each in enumerate(layers) if isinstance(each.feed_forward, ExpertsConfig)]
+
     def embeddings(self, ids: Sequence[int]) -> Float32:
         """Returns the vectors of these tokens, as the op set keeps them. [tokens, dim]
 
@@ -85,10 +103,20 @@ class Lens:
     @cached_property
     def _queries(self) -> Forward[list[Array]]:
         def compute(batch: Batch, pages: Sequence[Pages]) -> list[Array]:
-            watching = Watching(self._model.ops)
+            watching = Watching(self._model.ops, batch)
             for _ in self._model.residuals(batch, pages, watching):
                 pass
             return watching.queries
+
+        return AdaptedForward(self._model, compute)
+
+    @cached_property
+    def _routes(self) -> Forward[list[Array]]:
+        def compute(batch: Batch, pages: Sequence[Pages]) -> list[Array]:
+            watching = Watching(self._model.ops, batch)
+            for _ in self._model.residuals(batch, pages, watching):
+                pass
+            return watching.routes
 
         return AdaptedForward(self._model, compute)
 
@@ -107,14 +135,21 @@ class Lens:
 
 
 class Watching:
-    """An op set that also collects the queries of the wanted rows, layer by layer."""
+    """An op set that also collects the queries and the routes of the wanted rows, layer by layer."""
 
-    def __init__(self, ops: Ops) -> None:
-        self._ops = ops
+    def __init__(self, ops: Ops, batch: Batch) -> None:
+        self._ops, self._wanted = ops, batch.wanted
         self.queries: list[Array] = []
+        self.routes: list[Array] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)
+
+    def route(self, x: Array, router: Router, routing: Routing) -> Array:
+        routes = self._ops.route(x, router, routing)
+        if routing is not ALWAYS:
+            self.routes.append(self._ops.take(routes, self._wanted))
+        return routes
 
     def attention(self, q: Array, k: Array, v: Array, batch: Batch, *rest: Any) -> Array:
         self.queries.append(self._ops.take(q, batch.wanted))

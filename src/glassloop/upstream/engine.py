@@ -41,7 +41,7 @@ from glassloop.util.shown import printable
 
 if TYPE_CHECKING:
     from glassloop.decode.explain import Explanation
-    from glassloop.engine.lens_results import LensReader
+    from glassloop.engine.lens_reader import LensReader
     from glassloop.engine.tasks.masked import Mask
     from glassloop.record.verdict import ReplayVerdict
 

@@ -12,7 +12,7 @@ from glassloop.ops.protocol import Array
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 
 # A shared expert with a gate is an expert that every token takes, with the sigmoid of its gate as the weight.
-_ALWAYS = Routing(experts=1, chosen=1, scores="sigmoid")
+ALWAYS = Routing(experts=1, chosen=1, scores="sigmoid")
 
 
 class Experts(NamedTuple):
@@ -33,6 +33,6 @@ class Experts(NamedTuple):
             y = ops.add(y, self.shared.forward(x, step))
         if self.gated_shared is not None and config.shared is not None:
             gate, expert = self.gated_shared
-            always = ops.route(x, gate, _ALWAYS)
+            always = ops.route(x, gate, ALWAYS)
             y = ops.add(y, ops.experts(x, always, [expert], Gating(config.shared.activation), False))
         return y

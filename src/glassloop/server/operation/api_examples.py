@@ -197,7 +197,7 @@ EXAMPLES = {
         query="count=3",
     ),
     "GET /api/runs/{id}/lens/{name}": Example(
-        "Looks inside the model at one token: attention, layers or neighbours.",
+        "Looks inside the model at one token: attention, layers, experts or neighbours.",
         path={"name": "layers"},
         query="count=3",
     ),

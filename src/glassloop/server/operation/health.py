@@ -214,7 +214,7 @@ def _info(service: Service) -> Info:
         ],
         stages=known_stages(),
         own_stages=[_own_stage(stage) for stage in REGISTER.values() if not stage.built_in],
-        lenses=list(lens.NAMES) if has_model else [],
+        lenses=lens.names_for(config) if has_model else [],
         drafter=llm.drafter,
         training=service.settings.training is not None,
         diffusion=DiffusionInfo(available=llm.can_diffuse, defaults=Diffusion().to_dict()),

@@ -95,7 +95,7 @@ def router(service: Service) -> APIRouter:
         layer: Annotated[int | None, Query(ge=1, le=1 << 31)] = None,
         count: Annotated[int, Query(ge=1, le=lenses.MOST)] = 10,
     ) -> Response:
-        """`attention`, `layers` or `neighbours` of a token, by its place in the prompt and the answer."""
+        """`attention`, `layers`, `experts` or `neighbours` of a token, by its place in prompt and answer."""
         run, lens = (await service.runs.get(id)).run, service.llm.lens
         if name not in lenses.NAMES:
             lens_names = ", ".join(lenses.NAMES)
@@ -108,6 +108,8 @@ def router(service: Service) -> APIRouter:
                 return JSON(lens.attention(run, token, deadline=deadline).to_dict(layer))
             if name == "layers":
                 return JSON(lens.layers(run, token, count, deadline=deadline).to_dict())
+            if name == "experts":
+                return JSON(lens.experts(run, token, deadline=deadline).to_dict())
             return JSON(lens.neighbours_in(run, token, count, deadline=deadline).to_dict())
 
         return await service.threads.read_model(request, look)
