@@ -22,7 +22,19 @@ from glassloop.model.transformer import Transformer
 from glassloop.record.run import Run
 from glassloop.text.pieces import Pieces
 
-_KINDS = {"drawing": Sampling(seed=1), "greedy": Sampling(temperature=0)}
+# The options that people use. The logits of random weights are flat; at a temperature of 0.25 their entropy
+# is about that of a model's.
+_OPTIONS = {
+    "greedy": {"temperature": 0.0},
+    "drawing": {},
+    "top-p": {"top_p": 0.9},
+    "min-p": {"min_p": 0.05},
+    "top-k": {"top_k": 500},
+    "typical-p": {"typical_p": 0.9},
+    "xtc": {"xtc_probability": 0.5},
+    "penalty": {"top_p": 0.95, "repetition_penalty": 1.1},
+    "all": {"top_p": 0.95, "min_p": 0.001, "repetition_penalty": 1.1, "presence_penalty": 0.2, "logprobs": 5},
+}
 
 
 class _Tokenizer:
@@ -61,6 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", default="8b", choices=SHAPES)
     parser.add_argument("--weights", default="bf16", choices=WEIGHTS)
     parser.add_argument("--streams", default="1,64,256")
+    parser.add_argument("--options", default="greedy,drawing,top-p,min-p,penalty", help=", ".join(_OPTIONS))
+    parser.add_argument("--temperatures", default="0.25,1", help="of all but greedy")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
@@ -72,16 +86,27 @@ def main(given: argparse.Namespace) -> None:
     streams = [int(each) for each in given.streams.split(",") if each]
     model, rng = random_model(given.shape, weights=given.weights), np.random.default_rng(1)
     llm = RandomLLM(model, given.kv_memory, max([256, *streams]))
-    for count, (name, sampling) in itertools.product(streams, _KINDS.items()):
-        rounds = [
-            _decode(llm, rng, count, given.context, given.tokens, sampling) for _ in range(given.rounds)
-        ]
-        rate, step, device = (statistics.median(each) for each in zip(*rounds, strict=True))
-        print(
-            f"{count:4} streams, context {given.context}, {name}: {rate:,.0f} tok/s, a step"
-            f" {step * 1e3:.2f} ms, outside the device {1 - device / step:.1%}",
-            flush=True,
-        )
+    names = [name for name in given.options.split(",") if name]
+    temperatures = [float(each) for each in given.temperatures.split(",")]
+    for count in streams:
+        greedy = 0.0
+        for name, temperature in itertools.product(names, temperatures):
+            if name == "greedy" and temperature != temperatures[0]:
+                continue
+            sampling = Sampling(**{"seed": 1, "temperature": temperature, **_OPTIONS[name]})
+            rounds = [
+                _decode(llm, rng, count, given.context, given.tokens, sampling) for _ in range(given.rounds)
+            ]
+            rate, step, device = (statistics.median(each) for each in zip(*rounds, strict=True))
+            if name == "greedy":
+                greedy = rate
+            title = name if name == "greedy" else f"{name} at T {temperature:g}"
+            share = f", {rate / greedy:.1%} of greedy" if greedy else ""
+            print(
+                f"{count:4} streams, context {given.context}, {title}: {rate:,.0f} tok/s{share}, a step"
+                f" {step * 1e3:.2f} ms, outside the device {1 - device / step:.1%}",
+                flush=True,
+            )
     if given.serving:
         for _ in range(2):  # the first time, kernels are compiled
             _serve(llm, rng, given.serving)

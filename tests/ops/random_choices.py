@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,35 @@ def random_request(rng: np.random.Generator, width: int) -> RowRequest:
     return RowRequest(min(64, width), first, rules, key, min(ALTERNATIVES, width))
 
 
-def random_lines(rng: np.random.Generator, rows: int, width: int) -> list[Line]:
+def random_cuts(rng: np.random.Generator, width: int) -> RowRequest:
+    """Returns a request with one to four cuts of any kind, before or after the scale, that may keep most of
+    the row."""
+    amounts: dict[Action, Any] = {
+        Action.FIRST: lambda: int(rng.choice([1, 40, 400, max(width // 2, 1)])),
+        Action.MASS: lambda: float(rng.choice([0.3, 0.9, 0.95, 0.999])),
+        Action.SHARE: lambda: float(rng.choice([0.5, 0.05, 1e-3])),
+        Action.PROBABILITY: lambda: float(rng.choice([0.01, 3e-4, 1e-6])),
+        Action.TYPICAL: lambda: float(rng.choice([0.2, 0.9])),
+        Action.SIGMA: lambda: float(rng.choice([0.5, 1.0, 3.0])),
+        Action.EXCLUDE: lambda: float(rng.choice([0.1, 0.01])),
+        Action.ETA: lambda: float(rng.choice([1e-3, 0.05])),
+    }
+    kinds = rng.choice(len(amounts), int(rng.integers(1, 5)), replace=False)
+    rules = [Rule(action, amounts[action]()) for action in (list(amounts)[kind] for kind in kinds)]
+    scale = 1.0 / float(rng.choice([1.0, 0.25, 0.7, 2.0]))
+    rules.insert(int(rng.integers(len(rules) + 1)), Rule(Action.SCALE, scale))
+    if rng.random() < 0.3:
+        rules = random_edits(rng, width) + rules
+    first = scale if rules[0].action is Action.SCALE else 1.0
+    key = branch_key(int(rng.integers(1 << 40)), 0)
+    return RowRequest(min(64, width), first, rules, key, min(ALTERNATIVES, width))
+
+
+def random_lines(
+    rng: np.random.Generator, rows: int, width: int, draw: Callable[..., RowRequest] = random_request
+) -> list[Line]:
     order = rng.permutation(rows).tolist()
-    return [(random_request(rng, width), row, int(rng.integers(5000))) for row in order]
+    return [(draw(rng, width), row, int(rng.integers(5000))) for row in order]
 
 
 def choose_natively(x: Float32, lines: list[Line]) -> list[Chosen]:

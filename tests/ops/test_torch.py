@@ -30,6 +30,7 @@ CHECKS = (
         "refused",
         "choices",
     ),
+    "cuts",
     "beyond",
     "ahead",
     "memory",
@@ -39,6 +40,22 @@ CHECKS = (
     "slices",
     "packed_linear",
 )
+
+
+_WITHOUT_LIBRARY = """
+import torch
+from glassloop.decode.decoder import Decoder, choose_rows
+from glassloop.decode.sampling import Sampling
+from glassloop.ops import choose_ops
+from glassloop.ops.torch.device import default_device
+from glassloop.ops.torch.device_rows import DeviceRows
+rows = choose_ops("torch").rows
+values = torch.tensor([[0.0, 9.0, 1.0, 2.0], [0.0, 1.0, 9.0, 2.0]])
+options = Sampling(temperature=0.1, top_p=0.9, repetition_penalty=1.1, seed=1)
+decoders = [Decoder(options, 4, 1, [0], ops=rows) for _ in values]
+chosen = choose_rows(decoders, DeviceRows(values, default_device(), lambda: 0))
+print(rows.start, [each.id for each in chosen])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +76,20 @@ def errors() -> dict[str, str]:
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_kernels_compute_what_the_reference_does(check, errors):
     assert check not in errors, errors[check]
+
+
+def test_without_the_c_library_the_stages_choose(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_LIBRARY],
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "1",
+            "GLASSLOOP_LIBRARY": str(tmp_path / "was-not-built.so"),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "None [1, 2]\n", done.stderr
 
 
 def test_no_check_is_left_out(errors):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from subprocess import run
 from tempfile import NamedTemporaryFile
@@ -31,7 +32,7 @@ SHARED_MEMORY = {
 _INTEGERS = {
     "rows", "width", "columns", "x_stride", "y_stride", "residual_stride", "out_stride", "query_stride",
     "page_stride", "layer_offset", "group", "head_dim", "half", "window", "units", "heads", "kv_heads",
-    "stride", "parts", "found_bytes", "first", "summing", "listing",
+    "stride", "parts", "found_bytes", "first", "summing", "listing", "pieces", "blocks",
 }  # fmt: skip
 _FLOATS = {"eps", "scale", "softcap", "factor"}
 _INTEGER_ARRAYS = {
@@ -51,6 +52,13 @@ _INTEGER_ARRAYS = {
     "tokens",
     "predicted",
     "words",
+    "counts",
+    "bounds",
+    "race_ids",
+    "firsts",
+    "full",
+    "untils",
+    "totals",
 }
 _FLOAT_ARRAYS = {
     "bias",
@@ -64,10 +72,18 @@ _FLOAT_ARRAYS = {
     "edited",
     "maxima",
     "scores",
+    "race_scores",
     "scales",
     "floats",
 }
-_WIDE_ARRAYS = {"lines": "*i64", "doubles": "*fp64"}
+_WIDE_ARRAYS = {
+    "lines": "*i64",
+    "doubles": "*fp64",
+    "keys": "*i64",
+    "sorted_keys": "*i64",
+    "masses": "*fp64",
+    "tails": "*fp64",
+}
 # Arguments that differ between the kernels.
 _OWN = {
     "take_kernel": {"x": "*fp32", "rows": "*i32", "out": "*fp32"},
@@ -182,10 +198,15 @@ def variants(
             yield attention.attend_kernel, settings | kept, dict(ATTENTION)
     yield attention.merge_kernel, about | {"EARLY": early}, {"num_warps": 4}
     yield device_chooser.kernels.fill_kernel, {"BLOCK": 1024}, {}
-    for kernel in (*device_chooser.EDITING, *device_chooser.PREDICTING, *device_chooser.NOTING):
+    choosing = (device_chooser.EDITING, device_chooser.PREDICTING, device_chooser.NOTING)
+    for kernel in (*chain(*choosing), device_chooser.order_kernels.slots_kernel, *device_chooser.FOLLOWING):
         for few in ({}, {"SOME": device_chooser.FEW_GROUPS}):
-            constants = device_chooser.SETTINGS | {"MOST_PARTS": 32, "EARLY": early} | few
-            yield kernel, {name: value for name, value in constants.items() if name in kernel.arg_names}, {}
+            constants = device_chooser.SETTINGS | {"EARLY": early} | few
+            named = {name: value for name, value in constants.items() if name in kernel.arg_names}
+            if few and "SOME" not in named:
+                continue
+            warps = device_chooser.WARPS.get(kernel)
+            yield kernel, named, {} if warps is None else {"num_warps": warps}
 
 
 def _linear(architecture: int, rows: int, width: int, gated: bool, early: bool) -> Any:

@@ -20,19 +20,21 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from ops.bad_numbers import _spoil
-from ops.device_choices import choose_on_device, differences
+from ops.device_choices import choose_on_device, differences, predictions
 from ops.fused import fused
 from ops.holes import Hole, hole_alone, hole_logits
 from ops.random_adapters import random_adapter
-from ops.random_choices import random_lines, random_rows
+from ops.random_choices import random_cuts, random_lines, random_rows
 from ops.random_models import random_tensor
 from ops.torch_compiled import stack_bytes
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from glassloop.decode.chosen import Chosen, record_with
+from glassloop.decode.luck import branch_key
 from glassloop.decode.rules import Action, RowRequest, Rule
 from glassloop.decode.sampling import Sampling
 from glassloop.errors import GlassloopError
@@ -49,12 +51,13 @@ from glassloop.ops.native import chooser as native_chooser
 from glassloop.ops.quant import BF16, F8_E4M3, FORMATS, Float32, factors, quantize
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Computed, Tensor
+from glassloop.ops.torch import chooser as device_chooser
 from glassloop.ops.torch import launcher as torch_launcher
 from glassloop.ops.torch import nvrtc, packed_linear, row_tiles
 from glassloop.ops.torch.chooser import DeviceChooser
 from glassloop.ops.torch.device import Device, default_device
 from glassloop.ops.torch.device_rows import DeviceRows
-from glassloop.ops.torch.kernels import linear
+from glassloop.ops.torch.kernels import linear, racing, survivors
 from glassloop.ops.torch.kernels import packed as packed_kernels
 from glassloop.ops.torch.launcher import _attention_keeps
 from glassloop.ops.torch.matrix import MatrixProduct, TorchMatrix
@@ -407,6 +410,13 @@ def check_refused() -> None:
             raise AssertionError(f"page {source} was copied to {target}")
 
 
+def _rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Fused products and sums, which the interpreter would round twice."""
+    if a.dtype.scalar != tl.float64:
+        return interpreter.TensorHandle(a.data * b.data + c.data, a.dtype.scalar)
+    return interpreter.TensorHandle(fused(a.data, b.data, c.data), a.dtype.scalar)
+
+
 def check_choices() -> None:
     """Choices from rows on the device are those of the native op set, bit for bit, and most rows stay there:
     with penalties, biases and grammars too."""
@@ -419,13 +429,8 @@ def check_choices() -> None:
         downloaded += len(which)
         return download(self, which)
 
-    def rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:
-        if a.dtype.scalar != tl.float64:
-            return interpreter.TensorHandle(a.data * b.data + c.data, a.dtype.scalar)
-        return interpreter.TensorHandle(fused(a.data, b.data, c.data), a.dtype.scalar)
-
     with (
-        patch.object(interpreter.InterpreterBuilder, "create_fma", rounded_once),
+        patch.object(interpreter.InterpreterBuilder, "create_fma", _rounded_once),
         patch.object(DeviceRows, "rows", counted),
     ):
         for width in CHOICE_WIDTHS:
@@ -434,6 +439,57 @@ def check_choices() -> None:
             assert wrong == [], (width, wrong)
             rows += 8
     assert downloaded <= rows // 3, f"{downloaded} of {rows} rows were downloaded"
+
+
+@triton.jit
+def _next_place(masses, first, last, wanted):
+    return tl.minimum(_place_with(masses, first, last, wanted) + 1, last)
+
+
+@triton.jit
+def _narrow_power(x):
+    return tl.exp(x.to(tl.float32)).to(tl.float64)
+
+
+_place_with = survivors.place_with
+
+
+def check_cuts() -> None:
+    """Cuts of every kind, which may keep most of a row, have the native op set's records. Nearly all are
+    made on the device, which predicts nearly all of their tokens. A border that is off by one token, or
+    weights in float32, are noticed."""
+    rng, chooser = np.random.default_rng(6), DeviceChooser(DEVICE)
+    downloaded = right = count = 0
+    download = DeviceRows.rows
+
+    def counted(self: DeviceRows, which: Sequence[int]) -> Float32:
+        nonlocal downloaded
+        downloaded += len(which)
+        return download(self, which)
+
+    with (
+        patch.object(interpreter.InterpreterBuilder, "create_fma", _rounded_once),
+        patch.dict(device_chooser.SETTINGS, STEPS=1),
+        patch.object(device_chooser, "FEW_LINES", 0),
+    ):
+        for width in (50, 900):
+            x, lines = random_rows(rng, 7, width), random_lines(rng, 7, width, random_cuts)
+            with patch.object(DeviceRows, "rows", counted):
+                wrong, pairs = predictions(chooser, x, lines)
+            assert wrong == [], (width, wrong)
+            right += sum(predicted == chosen for predicted, chosen in pairs)
+            count += len(pairs)
+        assert right >= 0.9 * count, f"{right} of {count} tokens were predicted"
+        assert downloaded <= 4, f"{downloaded} of {count} rows were downloaded"
+        x = rng.normal(0.0, 1.0, (1, 700)).astype(np.float32)
+        lines = [(RowRequest(64, 1.0, [Rule(Action.MASS, 0.8)], branch_key(3, 0), 5), 0, 1)]
+        assert differences(chooser, x, lines) == []
+        for module, name, broken in (
+            (survivors, "place_with", _next_place),
+            (racing, "power_of_e", _narrow_power),
+        ):
+            with patch.object(module, name, broken):
+                assert differences(chooser, x, lines), name
 
 
 def check_beyond() -> None:

@@ -46,7 +46,7 @@ static float moved(const gl_rule *r, int64_t i, float before, double scale) {
 }
 
 /* The logit of a token after the edits. */
-static float edited_logit(const gl_request *request, gl_candidate one) {
+float edited_logit(const gl_request *request, gl_candidate one) {
     float value = one.value;
     for (const gl_rule *r = request->rules; r < request->rules + request->count && is_edit(r); r++) {
         const int32_t *ids = r->which;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "choosing.h"
+#include "exact.h"
 
 typedef struct {
     const gl_line *lines;
@@ -92,6 +93,66 @@ static double raw_logit(const row_facts *facts, const gl_line *line, int64_t id,
     return rank < facts->found->count ? facts->highest[rank].value : facts->found->own;
 }
 
+/* Whether a token of a row, with its logit after the edits, is a survivor. */
+static int survives(const gl_cut *cut, gl_candidate one) {
+    gl_candidate first = {cut->highest, cut->first}, last = {cut->lowest, cut->last};
+    return one.value > -INFINITY && gl_by_logit(&first, &one) <= 0 && gl_by_logit(&one, &last) <= 0;
+}
+
+/* Writes the record of a row whose rules another device has followed. Only the fields about the model's own distribution
+ * are there already. */
+static void note_cut(const gl_line *line, const row_facts *facts, int64_t width, gl_record *record) {
+    const gl_request *request = line->request;
+    const row_facts *now = facts->edited ? facts->edited : facts;
+    const gl_cut *cut = now->cut;
+    gl_candidate racers[GL_MOST_RACERS];
+    int64_t places[2] = {0, 0}, at[GL_MOST_RACERS], count = 0;
+    int32_t winners[2];
+    double numbers[4], scale = 1, entropy;
+    for (int64_t i = 0; i < request->count; i++)
+        if (request->rules[i].action == GL_RULE_SCALE) scale *= request->rules[i].amount;
+    for (int64_t i = 0; i < GL_MOST_RACERS; i++)
+        if (cut->ids[i] >= 0) at[count] = cut->places[i], racers[count++] = (gl_candidate){cut->logits[i], cut->ids[i]};
+    if (facts->found->count < request->alternatives || count < MIN(cut->count, 2)) return;
+    if (request->with_luck) {
+        uint64_t key = gl_mix(request->branch_key + GL_GOLDEN + (uint64_t)line->position);
+        gl_race_found(key, NULL, NULL, 0, racers, count, scale, places, winners, numbers);
+    } else {
+        /* The first racers of a line without luck are its first survivors. */
+        for (int i = 0; i < 2; i++) {
+            places[i] = i;
+            winners[i] = i < cut->count ? racers[i].id : -1;
+            numbers[2 * i] = (double)racers[i].value * scale, numbers[2 * i + 1] = 0;
+        }
+    }
+    int64_t place, rank = at[places[0]];
+    double logit;
+    gl_candidate winner = racers[places[0]];
+    note_race(places, winners, numbers, record, &place, &logit);
+    record->id = GL_NEEDS_ROW;
+    if (cut->listed) record->log_sum_exp_after = (double)cut->highest * scale + gl_log(cut->sum);
+    else gl_add_parts(cut->highest, (const double *)(cut + 1), 2, gl_parts(width), scale, &record->log_sum_exp_after, &entropy);
+    record->logprob = logit - record->log_sum_exp_after;
+    record->scale = scale;
+    record->survivors = cut->complete ? cut->count : -1;
+    record->rank_after = 1 + rank - cut->before;
+    for (int64_t i = 0; i < request->alternatives; i++) {
+        gl_candidate one = facts->highest[i], after = {facts->edited ? edited_logit(request, one) : one.value, one.id};
+        double own = survives(cut, after) ? (double)after.value * scale : -INFINITY;
+        record->alternatives[i] =
+            (gl_alternative){one.id, own - record->log_sum_exp_after, (double)one.value - record->log_sum_exp};
+    }
+    double raw = winner.value;
+    if (facts->edited) {
+        rank = rank_of(facts, NULL, width, winner.id);
+        if (rank < 0) return;
+        raw = raw_logit(facts, line, winner.id, rank);
+    }
+    record->rank = 1 + rank;
+    record->raw_logprob = raw - record->log_sum_exp;
+    record->id = winner.id;
+}
+
 /* A unit of work: the record of one row. */
 static void choose(void *work, int64_t row) {
     const choosing *all = work;
@@ -104,6 +165,15 @@ static void choose(void *work, int64_t row) {
     record->log_sum_exp = facts->sums.log_sum_exp;
     if (isnan(record->log_sum_exp)) return;
     if (facts->found && !facts->highest) { /* what was found is not enough */
+        record->id = GL_NEEDS_ROW;
+        return;
+    }
+    if (facts->found && (facts->edited ? facts->edited : facts)->cut) {
+        record->id = GL_NEEDS_ROW;
+        note_cut(line, facts, all->width, record);
+        return;
+    }
+    if (facts->found && facts->found->count < request->head && facts->found->least > -INFINITY) {
         record->id = GL_NEEDS_ROW;
         return;
     }
@@ -192,7 +262,8 @@ int gl_choose_rows(const gl_line *lines, int64_t count, int64_t width, char *rec
 /* Returns the bytes that one row takes in what another device has found. */
 int64_t gl_found_bytes(int64_t width) {
     int64_t candidate = sizeof(int32_t) + sizeof(float), many = GL_MOST_HIGH + GL_MOST_OTHERS;
-    return (int64_t)sizeof(gl_found) + gl_parts(width) * 4 * (int64_t)sizeof(double) + many * candidate;
+    return (int64_t)sizeof(gl_found) + gl_parts(width) * 6 * (int64_t)sizeof(double) + many * candidate +
+           (int64_t)sizeof(gl_cut);
 }
 
 /* Reads what was found in one row; `high` and `others` have room for as many as can be. `highest` stays NULL if the
@@ -203,7 +274,8 @@ static row_facts read_found(const gl_found *found, int64_t least, double scale, 
     const double *sums = (const double *)(found + 1);
     const int32_t *high_ids = (const int32_t *)(sums + 4 * parts), *other_ids = high_ids + GL_MOST_HIGH;
     const float *high_logits = (const float *)(other_ids + GL_MOST_OTHERS), *other_logits = high_logits + GL_MOST_HIGH;
-    row_facts facts = {.found = found, .scale = scale, .others = others};
+    const gl_cut *cut = (const gl_cut *)(other_logits + GL_MOST_OTHERS);
+    row_facts facts = {.found = found, .scale = scale, .others = others, .cut = cut->valid ? cut : NULL};
     gl_add_parts(found->most, sums, 4, parts, 1, &facts.sums.log_sum_exp, &facts.sums.entropy);
     facts.sums.scaled = facts.sums.log_sum_exp;
     facts.sums.scaled_entropy = facts.sums.entropy;
@@ -235,7 +307,8 @@ static void choose_found(void *work, int64_t row) {
     const gl_line *line = &all->lines[row];
     gl_candidate high[2][GL_MOST_HIGH + 1], others[2][GL_MOST_OTHERS];
     const gl_found *found = (const gl_found *)(all->found + row * all->found_bytes);
-    row_facts edited, facts = read_found(found, line->request->head, line->request->scale, all->width, high[0], others[0]);
+    int64_t least = MIN(line->request->head, FIRST_HEAD);
+    row_facts edited, facts = read_found(found, least, line->request->scale, all->width, high[0], others[0]);
     if (found->most == -INFINITY) facts.highest = NULL; /* whether it is NaN is known from the row alone */
     if (all->edited[row] >= 0) {
         found = (const gl_found *)(all->found + all->edited[row] * all->found_bytes);

@@ -89,7 +89,8 @@ typedef struct {
 } gl_remainder;
 
 /* What another device has found in a row of logits, without its arrays: each is a range of bytes behind this header.
- * First come the sums of each part of the row, as `gl_sum_found` adds them up. */
+ * First come the sums of each part of the row, as `gl_add_parts` adds them up, then the tokens. A `gl_cut` follows, and
+ * the sums of each part over the survivors. */
 typedef struct {
     int32_t count;  /* of tokens that were found to be high: at least the `head` highest, in any order */
     int32_t others; /* of other tokens that may win the race or be second in it */
@@ -104,6 +105,25 @@ typedef struct {
 } gl_found;
 
 enum { GL_MOST_HIGH = 256, GL_MOST_OTHERS = 64 }; /* how many of either are stored; there may have been more */
+enum { GL_MOST_RACERS = 64 };
+
+/* What another device has found when it has followed all rules of a row after the edits. The survivors follow one
+ * another in the order of the row, the highest logit first, ties by lower id. */
+typedef struct {
+    int32_t valid;           /* 0: the device has not followed them, or rounding might decide which token is kept */
+    int32_t listed;          /* the tokens were listed (`candidates`): `sum` is valid, else the sums of the parts */
+    int32_t complete;
+    int32_t count;           /* of survivors */
+    int32_t before;          /* how many tokens of the row come before the first survivor */
+    int32_t first, last;     /* survivors */
+    float highest, lowest;   /* their logits, without the scale */
+    int32_t unused;
+    double sum;              /* of the weights of all survivors, in order; a weight is relative to the first's */
+    /* Among these survivors are the first and the second in the race, or without luck, they begin with these. */
+    int32_t ids[GL_MOST_RACERS]; /* -1: there is none */
+    float logits[GL_MOST_RACERS];
+    int32_t places[GL_MOST_RACERS]; /* in the order of the row */
+} gl_cut;
 
 /* What one pass over a row found. */
 typedef struct row_facts {
@@ -111,6 +131,7 @@ typedef struct row_facts {
     gl_sums sums;
     double scale;                /* of the logits in `sums.scaled` */
     const gl_found *found;       /* if the row itself is on another device; NULL otherwise */
+    const gl_cut *cut;           /* then: what all rules have left; NULL if that is not known */
     const gl_candidate *others;  /* then: the tokens beside those that are high that may win the race or be second */
     const struct row_facts *edited; /* then: the same about the row after its edits, the rules about single tokens
                                        that come before all others; NULL if there are none */
@@ -156,6 +177,7 @@ int own_row(candidates *c);
 double logit_of(const candidates *c, gl_candidate one);
 double log_sum_exp_of(candidates *c);
 double entropy_about(candidates *c);
+float edited_logit(const gl_request *request, gl_candidate one);
 
 /* The head (head.c). */
 int make_room(candidates *c, int64_t wanted);

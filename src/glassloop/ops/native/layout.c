@@ -90,7 +90,11 @@ static const gl_constant table[] = {
 
     SIZE(gl_found), AT(gl_found, count), AT(gl_found, others), AT(gl_found, winner), AT(gl_found, rank),
     AT(gl_found, most), AT(gl_found, least), AT(gl_found, bound), AT(gl_found, own), AT(gl_found, unused),
-    IS(GL_MOST_HIGH), IS(GL_MOST_OTHERS),
+    IS(GL_MOST_HIGH), IS(GL_MOST_OTHERS), IS(GL_MOST_RACERS),
+
+    SIZE(gl_cut), AT(gl_cut, valid), AT(gl_cut, listed), AT(gl_cut, complete), AT(gl_cut, count), AT(gl_cut, before),
+    AT(gl_cut, first), AT(gl_cut, last), AT(gl_cut, highest), AT(gl_cut, lowest), AT(gl_cut, unused), AT(gl_cut, sum),
+    AT(gl_cut, ids), AT(gl_cut, logits), AT(gl_cut, places),
 
     IS(GL_NOTHING), IS(GL_IDS), IS(GL_MASK), IS(GL_NONE_LEFT), IS(GL_WRONG_RULE), IS(GL_NO_MEMORY), IS(GL_NEEDS_ROW),
 

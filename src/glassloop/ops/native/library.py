@@ -59,7 +59,7 @@ LIMITS = ("products", "scaled", "with_minimum", "words")
 SELECTIONS = ("nothing", "ids", "mask")
 FAILURES = {"none_left": -1, "wrong_rule": -2, "no_memory": -3, "needs_row": -4}
 # How many tokens are stored of what another device has found in a row.
-MOST_HIGH, MOST_OTHERS = 256, 64
+MOST_HIGH, MOST_OTHERS, MOST_RACERS = 256, 64, 64
 # Drafts of a chain, and the classes of their margins.
 MOST_DRAFTS, MARGINS = 8, 8
 # What a `Fault` reports, and its message.
@@ -174,6 +174,16 @@ Found = _structure(
     (c_double, "bound"),
     (c_float, "own"),
     (c_int32, "unused"),
+)
+Cut = _structure(
+    "gl_cut",
+    (c_int32, "valid listed complete count before first last"),
+    (c_float, "highest lowest"),
+    (c_int32, "unused"),
+    (c_double, "sum"),
+    (c_int32 * MOST_RACERS, "ids"),
+    (c_float * MOST_RACERS, "logits"),
+    (c_int32 * MOST_RACERS, "places"),
 )
 Remainder = _structure("gl_remainder", (c_int64, "complete listed"), (c_double, "scale log_sum_exp"))
 
@@ -293,7 +303,7 @@ def _is_of_decoding(name: str) -> bool:
 
 def _layout() -> dict[str, int]:
     found = {"GL_BLOCK": BLOCK, "GL_PAGE": PAGE, "gl_block": BLOCK_BYTES}
-    found |= {"GL_MOST_HIGH": MOST_HIGH, "GL_MOST_OTHERS": MOST_OTHERS}
+    found |= {"GL_MOST_HIGH": MOST_HIGH, "GL_MOST_OTHERS": MOST_OTHERS, "GL_MOST_RACERS": MOST_RACERS}
     found |= {"GL_MOST_DRAFTS": MOST_DRAFTS, "GL_MARGINS": MARGINS}
     for name, kind in STRUCTURES.items():
         found[name] = sizeof(kind)

@@ -6,6 +6,9 @@ about single tokens that come before all others, the edits (penalties, biases, g
 copy of the row on the device, which is looked through like the row itself. A choice that needs more, as with
 a top-p that keeps many tokens, has its row downloaded and is made as for the native op set. All ways give the
 same record, to the last bit.
+
+The device also predicts each token, whatever the rules (kernels/cuts.py), so that it can compute the next
+step while the host chooses.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ from numpy.typing import NDArray
 
 from glassloop.ops.native import chooser as native
 from glassloop.ops.native import rows as native_rows
-from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS
+from glassloop.ops.native.library import MOST_HIGH, MOST_OTHERS, MOST_RACERS
 from glassloop.ops.quant import Float32
 from glassloop.ops.rows import Chooser, Line
 from glassloop.ops.torch.device import Device
 from glassloop.ops.torch.device_rows import DeviceRows
+from glassloop.ops.torch.kernels import cuts as cut_kernels
 from glassloop.ops.torch.kernels import edits as edit_kernels
 from glassloop.ops.torch.kernels import lines as line_layout
+from glassloop.ops.torch.kernels import order as order_kernels
+from glassloop.ops.torch.kernels import racing as race_kernels
 from glassloop.ops.torch.kernels import rows as kernels
+from glassloop.ops.torch.kernels import survivors as survivor_kernels
 from glassloop.ops.torch.lines import Asked, asked_of, pack_lines
 
 # The constants of the kernels: groups of a row, and how many one program looks through, some steps at a time;
@@ -40,11 +47,41 @@ SETTINGS = {
     "BLOCK": 2048,
     "HIGH": MOST_HIGH,
     "OTHER": MOST_OTHERS,
+    "RACES": MOST_RACERS // 2,
+    "FOLLOWED": 4096,
+    "SUMMED": 256,
 }
-PREDICTING = (kernels.maxima_kernel, kernels.bounds_kernel, kernels.search_kernel, kernels.predict_kernel)
-NOTING = (kernels.winner_kernel, kernels.rank_kernel)  # what no prediction needs
+CUTTING = (cut_kernels.count_kernel, cut_kernels.cut_kernel, cut_kernels.race_kernel)
+PREDICTING = (
+    kernels.maxima_kernel,
+    kernels.bounds_kernel,
+    *CUTTING,
+    kernels.search_kernel,
+    kernels.predict_kernel,
+)
+# What no prediction needs.
+FOLLOWING = (
+    order_kernels.scatter_kernel,
+    order_kernels.order_kernel,
+    survivor_kernels.follow_kernel,
+    race_kernels.racers_kernel,
+    race_kernels.first_racer_kernel,
+    race_kernels.list_sum_kernel,
+    race_kernels.array_sums_kernel,
+)
+NOTING = (kernels.winner_kernel, kernels.rank_kernel)
 EDITING = (edit_kernels.copy_kernel, edit_kernels.edit_kernel)
 FEW_LINES, FEW_GROUPS = 16, 16  # up to so many lines, one program looks through so many groups
+MOST_SLOTS = 256  # lines whose tokens are put in order at a time
+# Warps of programs that have all bins of a line in their registers, or a block of its survivors; and of one
+# that mostly adds up numbers one after another.
+WARPS = {
+    cut_kernels.cut_kernel: 16,
+    survivor_kernels.follow_kernel: 8,
+    order_kernels.order_kernel: 8,
+    race_kernels.racers_kernel: 8,
+    race_kernels.list_sum_kernel: 1,
+}
 EARLY_LINES = 64  # up to which a kernel is launched before the previous one has ended
 
 
@@ -91,7 +128,7 @@ class DeviceChooser:
     the native chooser. Two choices at a time may be under way."""
 
     layout = native.layout
-    follows_whole_rows = False
+    follows_whole_rows = True
     survivors = staticmethod(native.survivors)
     race = staticmethod(native.race)
     luck_of = staticmethod(native.luck_of)
@@ -123,8 +160,7 @@ class DeviceChooser:
         _, width = rows.shape
         asked = [asked_of(request, width) for request, _, _ in lines]
         # What no prediction needs is computed beside the next step, from rows that stay.
-        needs_sums = any(each.needs_sums for each in asked)
-        beside = None if needs_sums or not self._device.has_streams else self._device.aside
+        beside = self._device.aside if self._device.has_streams else None
         if beside is not None:
             rows.keep()
         logits = rows.values
@@ -140,6 +176,8 @@ class DeviceChooser:
         settings = SETTINGS if pieces > FEW_LINES else SETTINGS | {"SOME": FEW_GROUPS}
         parts, blocks = -(-width // line_layout.PART.value), -(-width // settings["BLOCK"])
         is_drawing = any(request.branch_key is not None for request, _, _ in lines)
+        cutting = sum(each.has_cuts for each in asked)
+        slot_count = min(cutting, MOST_SLOTS)
         chunks, summing = settings["GROUPS"] // settings["SOME"], -(-parts // settings["PARTS"])
         arrays = {
             "logits": logits,
@@ -152,6 +190,21 @@ class DeviceChooser:
             "maxima": self._array("maxima", pieces * settings["GROUPS"], torch.float32),
             "places": self._array("places", pieces * settings["GROUPS"], torch.int32),
             "scores": self._array("scores", pieces * settings["GROUPS"], torch.float32),
+            "counts": self._array("counts", pieces * cut_kernels.BINS.value if cutting else 1, torch.int32),
+            "bounds": self._array("bounds", 2 * pieces, torch.int32),
+            "firsts": self._array("firsts", pieces, torch.int32),
+            "slots": self._array("slots", 1 + pieces, torch.int32),
+            "full": self._array("full", pieces, torch.int32),
+            "untils": self._array("untils", pieces, torch.int32),
+            "totals": self._array("totals", pieces, torch.int32),
+            "tails": self._array("tails", 2 * max(slot_count, 1) * blocks, torch.float64),
+            "blocks": blocks,
+            "keys": (keys := self._array("keys", max(slot_count * stride, 1), torch.int64, spare=1)),
+            "masses": keys.view(torch.float64),
+            "sorted_keys": self._array("sorted keys", max(slot_count * stride, 1), torch.int64, spare=1),
+            "pieces": pieces,
+            "race_scores": self._array("race scores", pieces * chunks, torch.float32),
+            "race_ids": self._array("race ids", pieces * chunks, torch.int32),
             "ints": found.view(torch.int32),
             "floats": found.view(torch.float32),
             "doubles": found,
@@ -162,7 +215,6 @@ class DeviceChooser:
             "found_bytes": size,
             "summing": 0 if beside else summing,
             "listing": blocks,
-            "MOST_PARTS": 1 << (parts - 1).bit_length(),
             "EARLY": self._launches_early and pieces <= EARLY_LINES,
             **settings,
         }
@@ -171,12 +223,22 @@ class DeviceChooser:
             kernels.maxima_kernel: chunks,
             kernels.search_kernel: (0 if beside else summing) + blocks + (chunks if is_drawing else 0),
             kernels.rank_kernel: blocks,
+            cut_kernels.count_kernel: blocks,
+            cut_kernels.race_kernel: chunks,
+            order_kernels.scatter_kernel: blocks,
+            order_kernels.order_kernel: blocks,
+            race_kernels.racers_kernel: settings["RACES"],
+            race_kernels.array_sums_kernel: summing,
         }
         skipped: set[Any] = set()
         if not is_drawing:
             skipped.add(kernels.winner_kernel)
             if pieces == count:
                 skipped.add(kernels.rank_kernel)
+        if cutting:
+            arrays["counts"].zero_()
+        else:
+            skipped.update(CUTTING)
         if pieces > count:
             for kernel in EDITING:
                 _launch(kernel, (pieces - count, programs.get(kernel, 1)), arrays)
@@ -185,7 +247,13 @@ class DeviceChooser:
             for kernel in (*PREDICTING, *NOTING)
             if kernel not in skipped
         }
-        self._find(rows, arrays, grids, summing, beside)
+        groups = {
+            first: {
+                kernel: (min(slot_count, cutting - first), programs.get(kernel, 1)) for kernel in FOLLOWING
+            }
+            for first in range(0, cutting, MOST_SLOTS)
+        }
+        self._find(rows, arrays, grids, groups, summing, beside)
         made = self._array(f"host found {self._turn}", len(found), torch.float64, on_host=True)
         with nullcontext() if beside is None else torch.cuda.stream(beside):
             made.copy_(found, non_blocking=True)
@@ -214,15 +282,18 @@ class DeviceChooser:
         rows: DeviceRows,
         arrays: dict[str, Any],
         grids: dict[Any, tuple[int, int]],
+        groups: dict[int, dict[Any, tuple[int, int]]],
         summing: int,
         beside: torch.cuda.Stream | None,
     ) -> None:
         """Launches the kernels: those that predict tokens, and the others on the stream beside, if there is
-        one. There the sums come too, by `summing` programs for each piece."""
+        one. There the sums come too, by `summing` programs for each piece, and the cuts, for one group of
+        lines after another: each is the number of the first slot, and what is launched."""
         has_bounds: torch.cuda.Event | None = None
         predicted: torch.cuda.Event | None = None
         for kernel in PREDICTING:
-            _launch(kernel, grids[kernel], arrays)
+            if kernel in grids:
+                _launch(kernel, grids[kernel], arrays)
             if beside is not None and kernel is kernels.bounds_kernel:
                 has_bounds = torch.cuda.current_stream().record_event()
         rows.stop_timer()
@@ -236,6 +307,14 @@ class DeviceChooser:
                 _launch(kernels.search_kernel, grid, late | {"summing": summing, "listing": 0})
                 beside.wait_event(predicted)
                 arrays["logits"].record_stream(beside)
+            if groups:
+                _launch(order_kernels.slots_kernel, (1, 1), late)
+            for first, following in groups.items():
+                for kernel, grid in following.items():
+                    # Only C needs the winner of an edited row, to be found in the unedited one.
+                    if kernel is race_kernels.first_racer_kernel and arrays["edited"] is arrays["logits"]:
+                        continue
+                    _launch(kernel, grid, late | {"first": first})
             for kernel in NOTING:
                 if kernel in grids:
                     _launch(kernel, grids[kernel], late)
@@ -254,13 +333,17 @@ class DeviceChooser:
             if beside is not None:
                 stream.wait_event(beside.record_event())
 
-    def _array(self, name: str, size: int, kind: torch.dtype, on_host: bool = False) -> torch.Tensor:
-        """Returns an array that is kept for the next call."""
+    def _array(
+        self, name: str, size: int, kind: torch.dtype, on_host: bool = False, spare: int = 2
+    ) -> torch.Tensor:
+        """Returns an array that is kept for the next call. If it is new, it is `spare` times as large."""
         kept = self._memory.get(name)
         if kept is None or len(kept) < size:
             pinned = on_host and self._device.has_streams
             device = torch.device("cpu") if on_host else self._device.torch
-            self._memory[name] = kept = torch.empty(2 * size, dtype=kind, device=device, pin_memory=pinned)
+            self._memory[name] = kept = torch.empty(
+                spare * size, dtype=kind, device=device, pin_memory=pinned
+            )
             if self._device.has_streams and not on_host:
                 # The memory may be that of an array which kernels that are under way still use.
                 self._device.aside.wait_stream(torch.cuda.current_stream())
@@ -272,6 +355,8 @@ def _launch(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any]) -> No
     given = {name: arguments[name] for name in kernel.arg_names}
     if given.get("EARLY"):
         given["launch_pdl"] = True
+    if kernel in WARPS:
+        given["num_warps"] = WARPS[kernel]
     kernel[grid](**given, enable_fp_fusion=False)
 
 

@@ -24,7 +24,7 @@ class Asked(NamedTuple):
     edited: bytes | None = None  # the same for the row after its edits; None: there are none
     edits: bytes = b""
     scale: float = 1.0  # at which the logits after the edits are summed
-    needs_sums: bool = False  # whether the prediction of its token does
+    has_cuts: bool = False  # whether rules about the distribution follow
 
 
 _ASKED_BYTES = 8 * (line_layout.OF.value - line_layout.HEAD.value)
@@ -45,9 +45,9 @@ def asked_of(request: RowRules, width: int) -> Asked:
 def _divided(request: RowRules, memory: bytes, width: int) -> Asked:
     """Returns a request divided into its edits and what is asked before and after them. `memory` has the
     request and its rules as C reads them."""
-    needs_sums = any(rule[0] > _SCALE for rule in request.rules)
+    has_cuts = any(rule[0] > _SCALE for rule in request.rules)
     if not request.rules or request.rules[0][0] > _KEEP:
-        return Asked(width, memory[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"), needs_sums=needs_sums)
+        return Asked(width, memory[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"), has_cuts=has_cuts)
     edits = [*takewhile(lambda rule: rule[0] <= _KEEP, request.rules)]
     scale = 1.0
     for action, amount, _, _ in request.rules[len(edits) :]:
@@ -64,7 +64,7 @@ def _divided(request: RowRules, memory: bytes, width: int) -> Asked:
         after[:_ASKED_BYTES].ljust(_ASKED_BYTES, b"\0"),
         _pack_edits(edits, width),
         scale,
-        needs_sums,
+        has_cuts,
     )
 
 

@@ -22,7 +22,6 @@ from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
-from glassloop.ops.torch.chooser import DeviceRowOps
 from glassloop.ops.torch.device import Device, default_device
 from glassloop.ops.torch.device_rows import DeviceRows
 from glassloop.ops.torch.kernels.pointwise import ACTIVATIONS
@@ -296,6 +295,8 @@ def _row_ops(device: Device) -> RowOps:
     from glassloop.ops.native import library
 
     if library.available():
+        from glassloop.ops.torch.chooser import DeviceRowOps
+
         return DeviceRowOps(device)
     from glassloop.ops import rows as reference_rows
 

@@ -14,10 +14,10 @@ from glassloop.ops.torch.kernels.luck import position_key
 #   RULES          the first rules after the edits, RULE numbers each
 #   OF             the line that this one predicts a token for: itself, or for an edited copy the line of the
 #                  unedited row; -1 if an edited copy predicts for it
-MOST_RULES = tl.constexpr(6)
-LINE = tl.constexpr(2 + 7 + 5 * 6 + 1)
+MOST_RULES = tl.constexpr(12)
+LINE = tl.constexpr(2 + 7 + 5 * 12 + 1)
 ROW, POSITION, HEAD, SCALE, SOURCE, RULE_COUNT, BRANCH, LUCKY, EDITS = (tl.constexpr(n) for n in range(9))
-RULES, RULE, OF = tl.constexpr(9), tl.constexpr(5), tl.constexpr(39)
+RULES, RULE, OF = tl.constexpr(9), tl.constexpr(5), tl.constexpr(69)
 ACTION, AMOUNT = tl.constexpr(0), tl.constexpr(2)
 # Edits are 64-bit numbers too: where the bits of the tokens that are kept begin (0: all are), how many edits
 # follow, and for each its action, how many ids, the amount, where the ids begin, and where the factors of the
@@ -27,10 +27,23 @@ EDIT, EDIT_IDS, EDIT_NUMBERS = tl.constexpr(5), tl.constexpr(3), tl.constexpr(4)
 # Numbers of `enum gl_action`.
 RULE_LESS, RULE_REMOVE = tl.constexpr(1), tl.constexpr(2)
 RULE_SCALE, RULE_FIRST, RULE_MASS, RULE_SHARE, RULE_PROBABILITY = (tl.constexpr(n) for n in range(4, 9))
+RULE_TYPICAL, RULE_SIGMA, RULE_EXCLUDE, RULE_ETA = (tl.constexpr(n) for n in range(9, 13))
 # Places of the fields of `gl_found` in 32-bit numbers, and of its bound in doubles.
 COUNT, OTHERS, WINNER, RANK, MOST, LEAST = (tl.constexpr(place) for place in range(6))
 BOUND, OWN, HEADER = tl.constexpr(3), tl.constexpr(8), tl.constexpr(10)
+# The same of `gl_cut`, from its beginning on.
+VALID, LISTED, COMPLETE, SURVIVORS, BEFORE, FIRST_ID, LAST_ID = (tl.constexpr(place) for place in range(7))
+HIGHEST, LOWEST, LIST_SUM, RACERS = (tl.constexpr(place) for place in (7, 8, 5, 12))
+MOST_RACERS = tl.constexpr(64)
+# If a line asks for more of the highest logits, only so many are listed for certain.
+MOST_HEAD = tl.constexpr(160)
 PART = tl.constexpr(4096)  # logits that are summed on their own
+
+
+@triton.jit
+def cut_of(number, parts, found_bytes, HIGH: tl.constexpr, OTHER: tl.constexpr):
+    """Returns where the `gl_cut` of a line begins, in 32-bit numbers."""
+    return number * (found_bytes // 4) + HEADER + 8 * parts + 2 * (HIGH + OTHER)
 
 
 @triton.jit

@@ -14,9 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from glassloop.ops.torch.kernels.cuts import scales_of
 from glassloop.ops.torch.kernels.lines import (
-    ACTION,
-    AMOUNT,
     BOUND,
     COUNT,
     HEAD,
@@ -25,25 +24,22 @@ from glassloop.ops.torch.kernels.lines import (
     LINE,
     LUCKY,
     MOST,
-    MOST_RULES,
+    MOST_HEAD,
     OF,
     OTHERS,
     OWN,
     RANK,
-    RULE,
-    RULE_COUNT,
-    RULE_MASS,
-    RULE_SCALE,
-    RULE_SHARE,
-    RULES,
+    VALID,
     WINNER,
+    cut_of,
     key_of,
     row_of,
     scale_of,
 )
 from glassloop.ops.torch.kernels.luck import luck_of, rough_luck, uniform_bits
+from glassloop.ops.torch.kernels.order import ordered
 from glassloop.ops.torch.kernels.pointwise import let_next_start, wait_for_previous
-from glassloop.ops.torch.kernels.sums import power_of_two, store_sums
+from glassloop.ops.torch.kernels.sums import store_sums
 
 
 @triton.jit
@@ -91,13 +87,6 @@ def maxima_kernel(
 
 
 @triton.jit
-def ordered(x):
-    """Returns integers in the order of float32 numbers."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
 def least_reaching(order, weights, enough):
     """Returns the largest t for which the weights of values >= t sum to at least `enough`, by a bitwise
     search; the smallest integer if the total is less."""
@@ -120,8 +109,11 @@ def bounds_kernel(
     floats,
     doubles,
     stride,
+    parts,
     found_bytes,
     GROUPS: tl.constexpr,
+    HIGH: tl.constexpr,
+    OTHER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Finds the highest logit of a line, a logit that at least as many as its head reach, and a score that
@@ -131,7 +123,7 @@ def bounds_kernel(
     number, groups = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
     line = lines + number * LINE
     x = tl.load(maxima + number * GROUPS + groups)
-    head, scale = tl.load(line + HEAD).to(tl.int32), scale_of(line)
+    head, scale = tl.minimum(tl.load(line + HEAD).to(tl.int32), MOST_HEAD), scale_of(line)
     least = least_reaching(ordered(x), tl.full([GROUPS], 1, tl.int32), head)
     least = tl.where(least < 0, least ^ 0x7FFFFFFF, least).to(tl.float32, bitcast=True)
     bound = tl.full([], float("inf"), tl.float64)
@@ -142,6 +134,7 @@ def bounds_kernel(
         score = own.to(tl.float64) * scale + luck_of(uniform_bits(key_of(line), ids))
         first = tl.argmax(score, 0)
         bound = tl.max(tl.where(groups == first, float("-inf"), score), 0)
+    tl.store(ints + cut_of(number, parts, found_bytes, HIGH, OTHER) + VALID, 0)
     ints += number * (found_bytes // 4)
     floats += number * (found_bytes // 4)
     tl.store(ints + COUNT, 0)
@@ -310,18 +303,21 @@ def predict_kernel(
     lines,
     ints,
     floats,
-    doubles,
     predicted,
+    race_scores,
+    race_ids,
     parts,
     found_bytes,
     HIGH: tl.constexpr,
     OTHER: tl.constexpr,
-    MOST_PARTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SOME: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Predicts the token of a line from what was found, before C has chosen it: follows the rules, but does
-    not care how ties at a border are broken or in which order masses are added. For an edited row, the
-    predicted token is stored as the winner of the unedited row, because C needs its rank there."""
+    """Predicts the token of a line from what was found, before C has chosen it: the highest, the winner of
+    the race, or if there are cuts, the winner of the race among what they leave (kernels/cuts.py). It does
+    not care how ties are broken. For an edited row, the predicted token is stored as the winner of the
+    unedited row, because C needs its rank there."""
     let_next_start(EARLY)
     wait_for_previous(EARLY)
     number = tl.program_id(0).to(tl.int64)
@@ -334,49 +330,21 @@ def predict_kernel(
     alive = high < tl.load(ints + COUNT)
     ids = tl.load(listed + high, mask=alive, other=0)
     x = tl.load(logits + high, mask=alive, other=float("-inf"))
-    order = ordered(x)
-    most = tl.max(x, 0)
-    winner = tl.min(tl.where(alive & (x == most), ids, 0x7FFFFFFF), 0)
-    if tl.load(line + LUCKY) != 0:
-        part = tl.arange(0, MOST_PARTS)
-        sums = doubles + number * (found_bytes // 8) + HEADER // 2 + part * 4
-        first_scale = scale_of(line)
-        whole = tl.sum(tl.load(sums, mask=part < parts, other=0.0), 0)
-        if first_scale != 1.0:
-            scaled = tl.sum(tl.load(sums + 2, mask=part < parts, other=0.0), 0)
-        else:
-            scaled = whole
-        scale = tl.full([], 1.0, tl.float64)
-        log2_e = tl.full([], 1.4426950408889634, tl.float64)
-        cut = tl.full([], 0, tl.int32)  # whether only tokens of the list are left
-        for index in range(tl.minimum(tl.load(line + RULE_COUNT), MOST_RULES)):
-            rule = line + RULES + index * RULE
-            action = tl.load(rule + ACTION).to(tl.int32)
-            amount = tl.load(rule + AMOUNT).to(tl.float64, bitcast=True)
-            if action == RULE_SCALE:
-                scale *= amount
-            if action > RULE_SCALE:
-                d = (x.to(tl.float64) - most.to(tl.float64)) * (scale * log2_e)
-                weights = tl.where(alive, power_of_two(tl.where(d < -1000.0, -1000.0, d)), 0.0)
-                total = tl.where(scale == 1.0, whole, scaled)
-                total = tl.where(cut != 0, tl.sum(weights, 0), total)
-                # A weight is relative to the likeliest token's, which is 1.
-                least = tl.where(action == RULE_SHARE, amount, amount * total)
-                by_mass = action == RULE_MASS
-                counted = tl.where(by_mass, weights, tl.where(alive, 1.0, 0.0).to(tl.float64))
-                enough = tl.where(by_mass, (amount - 1e-9) * total, amount)
-                reaching = order >= least_reaching(order, counted, enough)
-                heavy = (weights >= least * (1.0 - 1e-9)) | (x == most)
-                alive = alive & tl.where(action <= RULE_MASS, reaching, heavy)
-                cut = tl.full([], 1, tl.int32)
+    winner = tl.min(tl.where(alive & (x == tl.max(x, 0)), ids, 0x7FFFFFFF), 0)
+    _, scale, cuts = scales_of(line)
+    if cuts > 0:
+        chunks = tl.arange(0, GROUPS // SOME)
+        scores = tl.load(race_scores + number * (GROUPS // SOME) + chunks)
+        names = tl.load(race_ids + number * (GROUPS // SOME) + chunks)
+        winner = tl.min(tl.where(scores == tl.max(scores, 0), names, 0x7FFFFFFF), 0)
+    elif tl.load(line + LUCKY) != 0:
         best, winner = best_of(ids, x, alive, line, scale)
-        if cut == 0:
-            other = tl.arange(0, OTHER)
-            is_other = other < tl.load(ints + OTHERS)
-            other_ids = tl.load(listed + HIGH + other, mask=is_other, other=0)
-            other_x = tl.load(logits + HIGH + other, mask=is_other, other=0.0)
-            other_best, other_first = best_of(other_ids, other_x, is_other, line, scale)
-            winner = tl.where(other_best > best, other_first, winner)
+        other = tl.arange(0, OTHER)
+        is_other = other < tl.load(ints + OTHERS)
+        other_ids = tl.load(listed + HIGH + other, mask=is_other, other=0)
+        other_x = tl.load(logits + HIGH + other, mask=is_other, other=0.0)
+        other_best, other_first = best_of(other_ids, other_x, is_other, line, scale)
+        winner = tl.where(other_best > best, other_first, winner)
     # The next batch reads a row of the embedding by it, so it has to be an id even if nothing was found.
     winner = tl.where(winner == 0x7FFFFFFF, 0, winner)
     tl.store(predicted + of, winner, mask=of >= 0)

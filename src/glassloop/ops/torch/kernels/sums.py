@@ -6,27 +6,8 @@ import triton
 import triton.language as tl
 
 from glassloop.ops.torch.kernels.lines import OF, PART, scale_of
-
-_MAGIC = tl.constexpr(6755399441055744.0 + 1023)
-
-
-@triton.jit
-def power_of_two(x):
-    """Returns 2^x for x from -1000 to 0: `power_of_two` of ops/native/rows.h."""
-    shifted = x + _MAGIC
-    r = x - (shifted - _MAGIC)
-    p = tl.full(x.shape, 7.072585949269223e-09, tl.float64)
-    p = tl.fma(p, r, tl.full(x.shape, 1.0208690299958306e-07, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 1.321544258792169e-06, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 1.5252657260200837e-05, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 0.0001540353044173605, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 0.0013333558230164974, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 0.009618129107606888, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 0.05550410866444772, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 0.24022650695910097, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 0.69314718055995, tl.float64))
-    p = tl.fma(p, r, tl.full(x.shape, 1.0, tl.float64))
-    return p * (shifted.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
+from glassloop.ops.torch.kernels.order import keys_of
+from glassloop.ops.torch.kernels.power import power_of_two
 
 
 @triton.jit
@@ -38,14 +19,19 @@ def lanes_summed(x, PARTS: tl.constexpr):
 
 
 @triton.jit
-def sums_of(row, at, lane, size, most, scale, PARTS: tl.constexpr):
-    """Returns the sums of 2^d and of d 2^d of each part, where d = (logit - most) * scale, at least -1000."""
+def sums_of(row, at, lane, size, most, scale, low, high, PARTS: tl.constexpr, SOME: tl.constexpr):
+    """Returns the sums of 2^d and of d 2^d of each part, where d = (logit - most) * scale, at least -1000.
+    If SOME, the other tokens than those with keys from `low` to `high` count as removed."""
     total = tl.zeros([PARTS * 8], tl.float64)
     weighted = tl.zeros([PARTS * 8], tl.float64)
-    for first in range(0, PART, 256):
+    for first in range(0, tl.minimum(PART, tl.max(size, 0)), 256):
         for step in tl.static_range(0, 256, 8):
             place = first + step + lane
-            x = tl.load(row + at + place, mask=place < size, other=float("-inf")).to(tl.float64)
+            x = tl.load(row + at + place, mask=place < size, other=float("-inf"))
+            if SOME:
+                keys = keys_of(x, at + place)
+                x = tl.where((keys >= low) & (keys <= high), x, float("-inf"))
+            x = x.to(tl.float64)
             d = (x - most) * scale
             d = tl.where(d < -1000.0, -1000.0, d)
             power = power_of_two(d)
@@ -68,10 +54,23 @@ def store_sums(row, line, number, first, most, out, width, PARTS: tl.constexpr):
     log2_e = tl.full([], 1.4426950408889634, tl.float64)
     scale, of = scale_of(line), tl.load(line + OF)
     if (of < 0) | (of == number) | (scale == 1.0):
-        total, weighted = sums_of(row, at, lanes % 8, size, most, log2_e, PARTS)
+        total, weighted = sums_of(row, at, lanes % 8, size, most, log2_e, 0, 0, PARTS, False)
         tl.store(out, total, mask=inside)
         tl.store(out + 1, weighted, mask=inside)
     if scale != 1.0:
-        total, weighted = sums_of(row, at, lanes % 8, size, most, scale * log2_e, PARTS)
+        total, weighted = sums_of(row, at, lanes % 8, size, most, scale * log2_e, 0, 0, PARTS, False)
         tl.store(out + 2, total, mask=inside)
         tl.store(out + 3, weighted, mask=inside)
+
+
+@triton.jit
+def store_sums_between(row, first, most, scale, low, high, out, width, PARTS: tl.constexpr):
+    """Writes the sums of PARTS parts of a row from part `first` on over the tokens with keys from `low` to
+    `high`: with the logits times a scale."""
+    lanes = tl.arange(0, PARTS * 8)
+    at = (first + lanes // 8) * PART
+    parts = first + tl.arange(0, PARTS)
+    log2_e = tl.full([], 1.4426950408889634, tl.float64)
+    total, weighted = sums_of(row, at, lanes % 8, width - at, most, scale * log2_e, low, high, PARTS, True)
+    tl.store(out + 2 * parts, total, mask=parts * PART < width)
+    tl.store(out + 2 * parts + 1, weighted, mask=parts * PART < width)
