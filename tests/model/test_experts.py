@@ -22,6 +22,7 @@ from glassloop.model.lens import Lens
 from glassloop.model.loader import ModelFiles
 from glassloop.ops.expert_choice import choose_experts
 from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.routing import Routing
 from glassloop.train.expert_ops import choose_experts as choose_with_gradients
@@ -220,6 +221,38 @@ def test_layers_that_predict_more_tokens_are_left_out(folder, tmp_path):
     tensors["model.layers.3.eh_proj.weight"] = torch.zeros(48, 96)
     save_file(tensors, tmp_path / "model.safetensors")
     assert "model.layers.3.eh_proj.weight has no place" in _refused(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "MXFP4"])
+def test_stacks_of_experts_in_number_formats(kind, tmp_path):
+    """The native op set packs each expert of a stack as the reference reads it."""
+    import gguf
+    from ops.random_models import random_tensor
+
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2}
+    tiny = _tiny("qwen3moe")
+    theirs = make(type(tiny)(**vars(tiny) | {"settings": tiny.settings | sizes}), tmp_path / "hf")
+    add, rng, format = gguf.GGUFWriter.add_tensor, np.random.default_rng(1), FORMATS[kind]
+
+    def quantized(writer, name, values, *rest, **more):
+        if name.endswith("_exps.weight"):
+            experts, out, into = values.shape
+            values = random_tensor(rng, name, (experts * out, into), format).data.reshape(experts, out, -1)
+            more = {"raw_dtype": gguf.GGMLQuantizationType[kind]}
+        add(writer, name, values, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "add_tensor", quantized)
+        write_gguf(theirs, tmp_path / "tiny.gguf", "qwen3moe")
+    files, work = ModelFiles(tmp_path / "tiny.gguf"), [(0, 0, _prompt(20))]
+    assert files.weights["layers.0.experts.3.down.weight"].format.name == kind
+    native, reference = (
+        Branches(files.transformer(ops), 64).forward(work, every_logit=True)
+        for ops in (NativeOps(), ReferenceOps())
+    )
+    # Inputs of products are rounded to 8 bits, so a few rows may take other experts.
+    error = np.abs(native - reference).max(axis=1) / np.abs(reference).max(axis=1)
+    assert np.median(error) < 0.05
 
 
 @pytest.mark.parametrize("largest", [126, 255])
