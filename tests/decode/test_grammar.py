@@ -224,3 +224,62 @@ def test_equal_requests_share_the_compiled_grammar_and_nothing_else(tokenizer):
     one.commit(tokenizer.id_of("t"))
     assert (other.mask() == at_first).all() and (one.mask() != at_first).any()
     assert (Grammar(sampling, tokenizer.vocab_size, tokenizer).mask() == at_first).all()
+
+
+# ── GBNF ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+JSON_IN_GBNF = r"""
+# any JSON object
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+def matches(tokenizer, grammar, text):
+    state = Grammar(Sampling(grammar=grammar), tokenizer.vocab_size, tokenizer)
+    for token in [*tokenizer.encode(text, add_special=False), tokenizer.eos_ids[0]]:
+        if not state.mask()[token]:
+            return False
+        state.commit(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        ('root ::= "yes" | "no"', ["yes", "no"], ["maybe", "yesno", ""]),
+        ('root ::= item+\nitem ::= "- " [a-z]+ "\\n"', ["- a\n", "- ab\n- c\n"], ["- a", "- A\n", ""]),
+        ('root ::= "a"{2,3} (b "c")*\nb ::= [^a]', ["aa", "aaabc", "aaxczc"], ["a", "aaaa", "aaac"]),
+        (JSON_IN_GBNF, ['{"a": [1, -2.5, "x\\n"], "b": {}}', "{}"], ['{"a": 1', "[1]", "{a: 1}"]),
+    ],
+)
+def test_a_grammar_may_be_in_gbnf(tokenizer, grammar, right, wrong):
+    assert all(matches(tokenizer, grammar, text) for text in right)
+    assert not any(matches(tokenizer, grammar, text) for text in wrong)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_gbnf_lets_through_is_what_it_says(tokenizer, seed):
+    text, complete = write(tokenizer, seed, grammar=JSON_IN_GBNF)
+    assert not complete or isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told"),
+    [
+        ('root ::= "a', "line 1"),
+        ("root ::= b", "'b' not found"),
+        ('other ::= "a"', "'root'"),
+        ("root ::= " + "(" * 9000 + '"a"' + ")" * 9000, "nested too deeply"),
+        ('root ::= "' + "a" * 100_000 + '"', "at most 100000"),
+    ],
+)
+def test_gbnf_that_cannot_be_read_is_refused_with_the_reason(tokenizer, grammar, told):
+    with pytest.raises(SamplingError, match="grammar") as caught:
+        Grammar(Sampling(grammar=grammar), tokenizer.vocab_size, tokenizer)
+    assert told in str(caught.value) and caught.value.field == "grammar" and "\n" not in str(caught.value)

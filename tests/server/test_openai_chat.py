@@ -356,7 +356,7 @@ def test_errors_of_other_names_name_the_field_that_was_sent(client):
     for extra, param in (
         ({"guided_grammar": "start: nothing"}, "guided_grammar"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"guided_grammar": "root ::= a"}, "guided_grammar"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
     ):
         with pytest.raises(BadRequestError) as caught:
@@ -408,7 +408,7 @@ def test_parameters_that_change_nothing_are_taken(client):
         {"functions": [{"name": "f"}]},
         {"modalities": ["audio"]},
         {"extra_body": {"repeat_penalty": 1.1}},
-        {"extra_body": {"grammar": 'root ::= "a"'}},
+        {"extra_body": {"grammar": "root ::= a"}},
         {"extra_body": {"regex": "a", "guided_regex": "b"}},
         {"extra_body": {"chat_template_kwargs": {"messages": 1}}},
         {"extra_body": {"chat_template_kwargs": {"style": "<|im_end|>"}}},

@@ -131,6 +131,48 @@ def test_required_is_a_call_of_some_tool(client):
     assert made == {"weather", "calendar"}
 
 
+def test_some_of_the_tools_may_be_allowed(client):
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "calendar"}}]}
+    for seed in range(4):
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        answer = ask(client, tool_choice=choice, seed=seed, temperature=2).choices[0]
+        ((called, _),) = calls_of(answer.message)
+        assert called == "calendar"
+    tools = [{"type": "function", **each["function"]} for each in TOOLS]
+    made = client.responses.create(
+        model="tiny",
+        input="Weather?",
+        tools=tools,
+        max_output_tokens=200,
+        tool_choice={
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "weather"}],
+        },
+        extra_body={"seed": 1},
+    )
+    (item,) = made.output
+    assert item.type == "function_call" and item.name == "weather"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "allowed_tools"},
+        {"type": "function"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "no"}}]},
+        },
+    ],
+)
+def test_choices_of_tools_that_mean_nothing_are_refused(client, choice):
+    with pytest.raises(BadRequestError) as caught:
+        ask(client, tool_choice=choice)
+    assert caught.value.body["param"].startswith("tool_choice")
+
+
 def test_the_result_can_be_sent_back(client):
     message = ask(client, says=PARIS).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "22 C"}

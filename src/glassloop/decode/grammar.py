@@ -1,5 +1,5 @@
-"""Constraints on the text (a JSON schema, a regular expression, a choice of texts, a Lark grammar) as a mask
-of the tokens that may come next. llguidance does the parsing, on the exact bytes of the tokens.
+"""Constraints on the text (a JSON schema, a regular expression, a choice of texts, a grammar) as a mask of
+the tokens that may come next. llguidance does the parsing, on the exact bytes of the tokens.
 
 The end-of-sequence token is allowed exactly where the text so far is complete.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from glassloop.decode.gbnf import is_gbnf, lark_of
 from glassloop.decode.sampling import Sampling
 from glassloop.decode.token_bytes import token_bytes
 from glassloop.decode.trial import TOO_MUCH, Trials
@@ -129,7 +130,10 @@ def _source(sampling: Sampling) -> str:
         # One terminal: a rule with thousands of terminals would be followed one by one.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in sampling.choice)
         return _bounded("choice", f"start: CHOICE\nCHOICE: {texts}", LLMatcher.grammar_from_lark)
-    return _bounded("grammar", sampling.grammar or "", LLMatcher.grammar_from_lark)
+    grammar = sampling.grammar or ""
+    if is_gbnf(grammar):
+        grammar = lark_of("grammar", grammar)
+    return _bounded("grammar", grammar, LLMatcher.grammar_from_lark)
 
 
 def _bounded(field: str, text: str, convert: Callable[[str], str]) -> str:

@@ -177,7 +177,9 @@ class Sampling:
     json_schema: Mapping[str, Any] | bool | None = anything("Generate JSON that matches this schema.")
     regex: str | None = text(None, help="Generate text that matches this regular expression.")
     choice: tuple[str, ...] | None = items(None, check_text, help="Generate one of these texts.")
-    grammar: str | None = text(None, help="Generate text that matches this Lark grammar.")
+    grammar: str | None = text(
+        None, help="Generate text that matches this grammar, in Lark's notation or GBNF."
+    )
     # How it is written
     diffusion: Diffusion | None = filling(  # noqa: RUF009 (a field, like the others)
         "Write blocks of this many tokens by filling masks; or options by name: block, passes, threshold, …"

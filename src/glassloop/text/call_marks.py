@@ -162,7 +162,7 @@ def _site(text: str, number: int) -> _Site | None:
     for each in [*re.finditer(r"\{", text[: max(0, place)])][::-1]:
         try:
             value, last = decoder.raw_decode(text, each.start())
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if value == values:
             name = text.rfind(NAME, 0, each.start())

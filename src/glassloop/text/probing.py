@@ -8,6 +8,7 @@ from typing import Any
 from glassloop.errors import TextError
 from glassloop.text.chat import ChatTemplate
 
+_LONGEST = 200_000  # characters of a probe conversation; instructions about tools have up to some 10,000
 USER, THOUGHT, ANSWER = "QxUSERxQ", "QxTHOUGHTxQ", "QxANSWERxQ"
 
 
@@ -16,15 +17,15 @@ class Probe:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self.failures: list[str] = []
 
     def render(
         self, messages: Sequence[dict[str, Any]], *, open: bool = False, tools: Any = None, **values: Any
     ) -> str | None:
-        """Returns the text of a conversation, None if the template refuses it. `open` opens the next turn."""
+        """Returns the text of a conversation, None if the template refuses it or writes too much. `open`
+        opens the next turn."""
         values = {"messages": list(messages), "tools": tools, "add_generation_prompt": open, **values}
         try:
-            return self._template.write(values)
-        except TextError as error:
-            self.failures.append(str(error))
+            text = self._template.write(values)
+        except TextError:
             return None
+        return text if len(text) <= _LONGEST else None

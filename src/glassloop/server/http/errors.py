@@ -39,7 +39,7 @@ UNSUPPORTED = {
     "n_predict": "use max_tokens",
     "num_predict": "use max_tokens",
     "repeat_penalty": "use repetition_penalty",
-    "ebnf": "use grammar, in Lark's notation",
+    "ebnf": "use grammar, in GBNF or Lark's notation",
 }
 
 

@@ -421,9 +421,6 @@ def _add_structured(options: dict[str, Any], body: ChoicesBody) -> None:
         if name in options:
             raise invalid(field, f"{field} and another {name} are both given; one of them is expected")
         options[name] = value
-    if isinstance(options.get("grammar"), str) and "::=" in options["grammar"]:
-        problem = 'is in GBNF or EBNF; Lark\'s notation is expected, such as start: "yes" | "no"'
-        raise SamplingError.about("grammar", problem)
 
 
 def _structured(body: ChoicesBody) -> dict[str, tuple[str, Any]]:

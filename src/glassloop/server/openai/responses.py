@@ -40,7 +40,13 @@ from glassloop.server.openai.generation import (
     thought_tokens,
     token_logprob,
 )
-from glassloop.server.openai.tool_calls import FunctionName, NamedTool, ToolCall
+from glassloop.server.openai.tool_calls import (
+    AllowedFunction,
+    AllowedTools,
+    FunctionName,
+    NamedTool,
+    ToolCall,
+)
 from glassloop.server.openai.turn import AssistantTurn
 from glassloop.server.sampling_options import Body, SamplingOptions, options_of
 from glassloop.server.service import Service
@@ -135,15 +141,37 @@ class FunctionTool(Body):
         return check_type(value, ("function",), "only functions that the client calls are tools here")
 
 
-class NamedFunction(Body):
+class AllowedName(Body):
     type: Literal["function"]
     name: Name
+
+
+class NamedFunction(Body):
+    """The function that is to be called, or those of the tools that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    name: Name | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: many(AllowedName, MOST_TOOLS, least=1) | None = None  # type: ignore[valid-type]
 
     @model_validator(mode="before")
     @classmethod
     def _is_function(cls, value: Any) -> Any:
         instead = 'send auto, none, required or {"type": "function", "name": "…"}'
-        return check_type(value, ("function",), instead)
+        return check_type(value, ("function", "allowed_tools"), instead)
+
+    def chat(self) -> NamedTool:
+        """Returns the choice in the form of chat."""
+        if self.type == "function":
+            if self.name is None or self.tools is not None:
+                raise invalid("tool_choice", "tool_choice has to have a name, and no tools, with this type")
+            return NamedTool(type="function", function=FunctionName(name=self.name))
+        if self.tools is None or self.mode is None or self.name is not None:
+            raise invalid("tool_choice", "tool_choice has to have a mode and tools with this type")
+        functions = [
+            AllowedFunction(type="function", function=FunctionName(name=each.name)) for each in self.tools
+        ]
+        return NamedTool(type="allowed_tools", allowed_tools=AllowedTools(mode=self.mode, tools=functions))
 
 
 class TextFormat(Body):
@@ -398,7 +426,9 @@ class _Response(Generation):
                 if form is None
                 else form.model_dump(by_alias=True, exclude_none=True)
             },
-            tool_choice=choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            tool_choice=choice.model_dump(exclude_none=True)
+            if isinstance(choice, NamedFunction)
+            else choice or "auto",
             tools=[tool.model_dump() for tool in self._body.tools or ()],
             truncation="disabled",
             metadata=self._body.metadata or {},
@@ -478,9 +508,7 @@ def _tools(body: ResponsesBody) -> list[Tool] | None:
 def _choice(body: ResponsesBody) -> NamedTool | str | None:
     """Returns which tool is to be called, in the form of chat."""
     choice = body.tool_choice
-    if not isinstance(choice, NamedFunction):
-        return choice
-    return NamedTool(type="function", function=FunctionName(name=choice.name))
+    return choice.chat() if isinstance(choice, NamedFunction) else choice
 
 
 # ── shapes of any response ─────────────────────────────────────────────────────────────────────────────────

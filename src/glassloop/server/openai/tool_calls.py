@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from glassloop.decode.compiled import Compiled
@@ -19,7 +20,7 @@ from glassloop.decode.option import children
 from glassloop.decode.sampling import CONSTRAINTS, Sampling
 from glassloop.errors import SamplingError
 from glassloop.record.run import Run
-from glassloop.server.http.body_fields import Name, check_type
+from glassloop.server.http.body_fields import MOST_TOOLS, Name, check_type, many
 from glassloop.server.http.errors import invalid
 from glassloop.server.openai.conversation import Tool
 from glassloop.server.sampling_options import Body, bounded_spaces, make_sampling
@@ -40,14 +41,36 @@ class FunctionName(Body):
 _FUNCTION = 'send auto, none, required or {"type": "function", "function": {"name": "…"}}'
 
 
-class NamedTool(Body):
+class AllowedFunction(Body):
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: many(AllowedFunction, MOST_TOOLS, least=1)  # type: ignore[valid-type]
+
+
+class NamedTool(Body):
+    """The function that is to be called, or those of the tools that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _is_function(cls, value: Any) -> Any:
-        return check_type(value, ("function",), _FUNCTION)
+        return check_type(value, ("function", "allowed_tools"), _FUNCTION)
+
+    @model_validator(mode="after")
+    def _has_its_own(self) -> NamedTool:
+        missing = self.function is None if self.type == "function" else self.allowed_tools is None
+        if missing or (self.function is not None and self.allowed_tools is not None):
+            raise PydanticCustomError(
+                "missing_choice", "has to have {type}, and nothing else, with this type", {"type": self.type}
+            )
+        return self
 
 
 class CalledFunction(TypedDict):
@@ -137,11 +160,16 @@ def tools_in_use(
     parallel: bool | None,
 ) -> ToolUse | None:
     """Returns the tools of a request, None if there are none that may be called."""
-    demanded = choice not in (None, "auto", "none")
-    if choice == "none" or not (tools or demanded):
+    if choice == "none" or not (tools or choice not in (None, "auto")):
         return None
-    name = choice.function if isinstance(choice, NamedTool) else choice or "auto"
-    return ToolUse(service.llm.tokenizer, tools or (), name, parallel=parallel)
+    tokenizer = service.llm.tokenizer
+    if not isinstance(choice, NamedTool):
+        return ToolUse(tokenizer, tools or (), choice or "auto", parallel=parallel)
+    if choice.allowed_tools is None:
+        assert choice.function is not None
+        return ToolUse(tokenizer, tools or (), choice.function, parallel=parallel)
+    allowed = [_chosen(tools or (), each.function)[0] for each in choice.allowed_tools.tools]
+    return ToolUse(tokenizer, allowed, choice.allowed_tools.mode, parallel=parallel)
 
 
 def recorded_parts(tokenizer: Tokenizer, run: Run) -> tuple[str, list[ToolCall]]:
