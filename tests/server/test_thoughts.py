@@ -69,6 +69,20 @@ def test_a_thought_that_the_prompt_has_begun(client):
     assert (message.reasoning_content, message.content) == ("Not done", "")
 
 
+def test_an_effort_turns_thoughts_on_and_off(client):
+    for effort, thought in (("high", "So."), ("none", None)):
+        message = ask(client, "So.\n</think>\n\nFour.", reasoning_effort=effort).choices[0].message
+        assert getattr(message, "reasoning_content", None) == thought
+    made = client.responses.create(
+        model="tiny",
+        input="How many?",
+        reasoning={"effort": "low"},
+        max_output_tokens=400,
+        extra_body={"choice": ["So.\n</think>\n\nFour."], "seed": 7},
+    )
+    assert made.output[0].content[0].text == "So." and made.output_text == "Four."
+
+
 def test_an_answer_without_thoughts_is_as_before(client):
     message = ask(client, " Four <think> of them").choices[0].message
     assert message.content == " Four <think> of them" and "reasoning_content" not in message.model_dump()

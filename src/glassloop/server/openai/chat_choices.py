@@ -14,7 +14,7 @@ from glassloop.record.token import Token
 from glassloop.server.http.body_fields import Name, TemplateValues, Whole, many, word_or
 from glassloop.server.http.errors import invalid, unsupported
 from glassloop.server.http.streaming import api_answer
-from glassloop.server.openai.conversation import Messages, Tools
+from glassloop.server.openai.conversation import Effort, Messages, Tools, effort_values
 from glassloop.server.openai.generation import (
     Choices,
     ChoicesBody,
@@ -48,7 +48,7 @@ class ChatBody(ChoicesBody):
     modalities: many(Literal["text"], 16) | None = None  # type: ignore[valid-type]
     service_tier: Name | None = None
     verbosity: Name | None = None
-    reasoning_effort: Name | None = None
+    reasoning_effort: Effort | None = None  # for templates that have a variable for it
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
@@ -116,7 +116,10 @@ class ChatChoices(Choices):
             tool_choice=body.tool_choice,
             parallel=body.parallel_tool_calls,
             continue_final=continues,
-            values=body.chat_template_kwargs,
+            values={
+                **effort_values(service, body.reasoning_effort),
+                **(body.chat_template_kwargs or {}),
+            },
         )
         self._streams: dict[int, TurnStream] = {}  # by choice
         super().__init__(service, body, [self._turn.request])

@@ -98,6 +98,20 @@ def encode_messages(
     return ids
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def effort_values(service: Service, effort: Effort | None) -> dict[str, Any]:
+    """Returns what an effort of thinking is in the variables of the chat template; nothing if it has none."""
+    template = service.llm.tokenizer.chat_template
+    if effort is None or template is None:
+        return {}
+    if effort == "none" and template.has_variable("enable_thinking"):
+        return {"enable_thinking": False}
+    values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {name: value for name, value in values.items() if template.has_variable(name)}
+
+
 def as_recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Returns messages as the record of a run has them: as they were sent, less what no template reads."""
     recorded = []

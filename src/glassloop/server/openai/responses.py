@@ -29,7 +29,7 @@ from glassloop.server.http.body_fields import (
 )
 from glassloop.server.http.errors import ERRORS, APIError, invalid, unsupported
 from glassloop.server.http.streaming import STREAMED, api_answer, event
-from glassloop.server.openai.conversation import Message, TextPart, Tool
+from glassloop.server.openai.conversation import Effort, Message, TextPart, Tool, effort_values
 from glassloop.server.openai.generation import (
     Generation,
     TokenLogprob,
@@ -187,6 +187,12 @@ class TextOptions(Body):
     verbosity: Name | None = None  # accepted, as in chat
 
 
+class ReasoningOptions(Body):
+    effort: Effort | None = None  # for templates that have a variable for it
+    summary: Name | None = None  # accepted: thoughts are given as they are
+    generate_summary: Name | None = None
+
+
 class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None  # accepted: it never changes what a client reads
 
@@ -217,7 +223,7 @@ class ResponsesBody(SamplingOptions):  # type: ignore[misc, valid-type]
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: Name | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
     store: bool | None = None
     truncation: Literal["disabled", "auto"] | None = None
     user: str | None = None
@@ -285,6 +291,7 @@ class _Response(Generation):
             tools=_tools(body),
             tool_choice=_choice(body),
             parallel=body.parallel_tool_calls,
+            values=effort_values(service, body.reasoning.effort if body.reasoning else None),
             field="input",
             note="" if body.instructions is None else ", instructions included",
         )
