@@ -69,10 +69,12 @@ def _plain(default: object) -> OptionValue:
         return None
 
 
-def bind(stage: str, parameters: Mapping[str, Parameter], given: Mapping[str, OptionValue]) -> dict[str, Any]:
+def bind(
+    stage: str, parameters: Mapping[str, Parameter], named_values: Mapping[str, OptionValue]
+) -> dict[str, Any]:
     """Returns the options of a request as the function of a stage takes them. Raises if one is unknown, wrong
     or missing."""
-    for name in given:
+    for name in named_values:
         if name not in parameters:
             suggestion = hint(name, parameters, "options") if parameters else "it has no options"
             place = f"stage_options.{stage}.{name}"
@@ -80,11 +82,11 @@ def bind(stage: str, parameters: Mapping[str, Parameter], given: Mapping[str, Op
     values = {}
     for name, (expected, read, required, _) in parameters.items():
         place = f"stage_options.{stage}.{name}"
-        if name in given:
+        if name in named_values:
             try:
-                values[name] = read(given[name])
+                values[name] = read(named_values[name])
             except ValueError:
-                raise wrong(place, given[name], expected) from None
+                raise wrong(place, named_values[name], expected) from None
         elif required:
             raise SamplingError.about(place, f"is missing; {expected} is expected")
     return values

@@ -218,7 +218,7 @@ def markdown() -> str:
         for reason, options in by_reason.items():
             most = len(options) > len(OPTIONS) // 2
             tasks.setdefault(("all others" if most else _names(options), reason), []).append(title)
-    reasons = [["; ".join(titles), *told] for told, titles in tasks.items()]
+    reasons = [["; ".join(titles), *refused_options] for refused_options, titles in tasks.items()]
     turned_on = dict.fromkeys(NEEDS.values())
     needs = [
         [_names([name for name in NEEDS if NEEDS[name] == option]), f"`{option}`"] for option in turned_on

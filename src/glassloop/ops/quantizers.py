@@ -227,11 +227,11 @@ def quantize_mxfp4(blocks: Float32) -> Bytes:
     for step in (-4, -3, -2):  # the largest value is 6 (12, doubled), just below the third power of two
         tried = np.clip(exponent + step, -126, 127)
         unit = np.ldexp(np.float32(1), tried)[:, None]
-        found = _nearest(blocks / unit, _MXFP4)
-        error = ((_MXFP4[found] * unit - blocks) ** 2).sum(-1)
+        nearest = _nearest(blocks / unit, _MXFP4)
+        error = ((_MXFP4[nearest] * unit - blocks) ** 2).sum(-1)
         better = error < best
         best, power = np.where(better, error, best), np.where(better, tried, power)
-        codes = np.where(better[:, None], found, codes).astype(np.uint8)
+        codes = np.where(better[:, None], nearest, codes).astype(np.uint8)
     # The stored exponent is that of values that are not doubled.
     stored = np.where(most > 0, power + 1 + 127, 0).astype(np.uint8)[:, None]
     return np.concatenate([stored, _nibbles(codes)], axis=-1)

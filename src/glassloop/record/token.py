@@ -172,7 +172,7 @@ class Token:
     ) -> Token:
         """Returns a token that another engine told, with the log-probabilities that it gave, by id: all other
         numbers are unknown."""
-        packed = np.array([(other, nan, told) for other, told in alternatives], ALTERNATIVE)
+        packed = np.array([(other, nan, value) for other, value in alternatives], ALTERNATIVE)
         chosen = Chosen.of(
             packed.tobytes(),
             id=id,

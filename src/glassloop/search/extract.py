@@ -246,7 +246,7 @@ def _chosen_option(text: str, options: Sequence[str], until: Deadline | None) ->
     names = "|".join(re.escape(name) for name in sorted(by_name, key=len, reverse=True))
     pattern = rf"(?<!\w)(?:{names})(?!\w)"
     for marked in _marked(text):
-        if found := find_option(pattern, marked.casefold(), "first", until):
-            return by_name[found]
+        if matched := find_option(pattern, marked.casefold(), "first", until):
+            return by_name[matched]
     last = find_option(pattern, text.casefold(), "last", until)
     return by_name[last] if last else None

@@ -114,10 +114,12 @@ def drop_old_checkpoints(folder: Path, keep: int) -> None:
 
 def check_shapes(path: Path, arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises unless the arrays are those that the run has, each with its shape."""
-    found = {name: values.shape for name, values in arrays.items()}
+    present_shapes = {name: values.shape for name, values in arrays.items()}
     wanted = {f"{part}:{name}": shape for name, shape in shapes.items() for part in PARTS}
-    for name in found.keys() | wanted.keys():
-        if found.get(name) != wanted.get(name):
-            raise TrainError(f"{path}: {name} has shape {found.get(name)}; the run has {wanted.get(name)}")
+    for name in present_shapes.keys() | wanted.keys():
+        if present_shapes.get(name) != wanted.get(name):
+            raise TrainError(
+                f"{path}: {name} has shape {present_shapes.get(name)}; the run has {wanted.get(name)}"
+            )
     if not all(np.isfinite(values).all() for values in arrays.values()):
         raise GlassloopError(f"{path}: has values that are not finite")

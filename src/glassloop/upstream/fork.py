@@ -45,7 +45,7 @@ def forced_token(run: Run, at: int, token: int | str | None, text: str | None) -
         if token in (id, piece):
             if not piece or PART.search(piece):
                 raise TextError.about("token", "is a part of a character, which cannot be sent as text")
-            others = [(each, told) for each, _, told in named[:-1]]
+            others = [(each, other_logprob) for each, _, other_logprob in named[:-1]]
             known_logprob = None if logprob != logprob else logprob
             return Token.told(id, piece, piece.encode(), names, known_logprob, others)
     raise TextError.about(

@@ -30,9 +30,9 @@ def translate(source: Path, settings: Settings, architecture: str) -> bytes:
     _check_nvrtc(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name.encode(), 0, None, None))
     try:
         # Functions, and generic lambdas with older compilers, are for the device without a word about it.
-        given = [f"--gpu-architecture={architecture}", "--std=c++17", "--device-as-default-execution-space"]
-        given += [f"-D{each}={value}" for each, value in settings]
-        options = [each.encode() for each in given]
+        flags = [f"--gpu-architecture={architecture}", "--std=c++17", "--device-as-default-execution-space"]
+        flags += [f"-D{each}={value}" for each, value in settings]
+        options = [each.encode() for each in flags]
         failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         size = ctypes.c_size_t()
         if failed:

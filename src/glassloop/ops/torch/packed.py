@@ -128,11 +128,11 @@ class PackedMatrix(NamedTuple):
         kind = torch.float32 if is_float else torch.bfloat16
         factors = factors.view(kind).view(len(data), chunks, UNIT, -1, 1 + has_middle)
         factors = factors.transpose(1, 2).reshape(len(codes), -1, 1 + has_middle)
-        found = [codes.view(torch.int8), *factors.unbind(-1)]
+        parts = [codes.view(torch.int8), *factors.unbind(-1)]
         if self.matrices > 1:
-            found = [each.unflatten(0, (self.matrices, -1)).transpose(0, 1).flatten(0, 1) for each in found]
-        found = [each[:out] for each in found]
-        return found[0], found[1], found[2] if has_middle else None
+            parts = [each.unflatten(0, (self.matrices, -1)).transpose(0, 1).flatten(0, 1) for each in parts]
+        parts = [each[:out] for each in parts]
+        return parts[0], parts[1], parts[2] if has_middle else None
 
     def expanded(self, half: torch.dtype) -> torch.Tensor:
         """Returns the values in half precision, which is float32 under Triton's interpreter."""

@@ -62,8 +62,8 @@ def can_launch(product: MatrixProduct, device: Device) -> bool:
         return False
     has_inputs = weight.data.is_contiguous() and (added is None or added.dtype is torch.float32)
     has_activation = not gated or activation in _HAS
-    found = division_for(rows, weight.shape[1], weight.form, device.shared_memory)
-    return has_inputs and has_activation and found is not None
+    fitting = division_for(rows, weight.shape[1], weight.form, device.shared_memory)
+    return has_inputs and has_activation and fitting is not None
 
 
 def launch(product: MatrixProduct, device: Device, early: bool) -> None:
@@ -72,17 +72,17 @@ def launch(product: MatrixProduct, device: Device, early: bool) -> None:
     rows, out, x, added, weight, bias, _, _ = product
     assert isinstance(weight, PackedMatrix)
     height, columns = weight.shape[0] // weight.matrices, weight.shape[1]
-    found = division_for(rows, columns, weight.form, device.shared_memory)
-    assert found is not None
-    tiles = cdiv(cdiv(height, UNIT) * weight.matrices, 2 * found.division.tiles)
-    grid = min(tiles, device.processors * found.division.blocks), cdiv(rows, 8 * found.eights)
+    fitting = division_for(rows, columns, weight.form, device.shared_memory)
+    assert fitting is not None
+    tiles = cdiv(cdiv(height, UNIT) * weight.matrices, 2 * fitting.division.tiles)
+    grid = min(tiles, device.processors * fitting.division.blocks), cdiv(rows, 8 * fitting.eights)
     # An argument that the kernel does not read is any array.
     bias, residual = (out if each is None else each for each in (bias, added))
     arrays = (x, weight.data, bias, residual, out)
     sizes = (rows, height, out.shape[1], columns, x.stride(0), residual.stride(0), out.stride(0))
     arguments = [*[ctypes.c_void_p(each.data_ptr()) for each in arrays], *map(ctypes.c_int, sizes)]
-    settings = tuple(settings_for(product, found, early).items())
-    nvrtc.launch(SOURCE, settings, grid, _THREADS, found.shared, arguments, early)
+    settings = tuple(settings_for(product, fitting, early).items())
+    nvrtc.launch(SOURCE, settings, grid, _THREADS, fitting.shared, arguments, early)
 
 
 @cache
@@ -97,7 +97,7 @@ def division_for(rows: int, columns: int, form: Form, shared: int) -> Found | No
     return None
 
 
-def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str, int]:
+def settings_for(product: MatrixProduct, fitting: Found, early: bool) -> dict[str, int]:
     """Returns the constants that the kernel is compiled with."""
     weight = product.weight
     assert isinstance(weight, PackedMatrix)
@@ -114,12 +114,12 @@ def settings_for(product: MatrixProduct, found: Found, early: bool) -> dict[str,
         "ADDED": int(product.added is not None),
         "HALF_OUT": int(product.out.dtype is torch.bfloat16),
         "EARLY": int(early),
-        "EIGHTS": found.eights,
-        "X_SHARED": int(found.division.x_shared),
-        "TILES": found.division.tiles,
-        "SPAN": found.division.span,
-        "STAGES": found.division.stages,
-        "BLOCKS": found.division.blocks,
+        "EIGHTS": fitting.eights,
+        "X_SHARED": int(fitting.division.x_shared),
+        "TILES": fitting.division.tiles,
+        "SPAN": fitting.division.span,
+        "STAGES": fitting.division.stages,
+        "BLOCKS": fitting.division.blocks,
     }
 
 

@@ -114,12 +114,14 @@ class Products:
 
 
 def _described(
-    known: dict[tuple[int, ...], TensorDescriptor], array: Any, rows: int, columns: int, *tile: int
+    descriptors: dict[tuple[int, ...], TensorDescriptor], array: Any, rows: int, columns: int, *tile: int
 ) -> TensorDescriptor:
     """Returns a descriptor by which a kernel copies tiles of the first rows of an array. Most are known: the
     products of all layers read the same few buffers."""
     key = (array.data_ptr(), array.stride(0), rows, columns, *tile)
-    found = known.get(key)
-    if found is None:
-        found = known[key] = TensorDescriptor(array, [rows, columns], [array.stride(0), 1], [*tile])
-    return found
+    descriptor = descriptors.get(key)
+    if descriptor is None:
+        descriptor = descriptors[key] = TensorDescriptor(
+            array, [rows, columns], [array.stride(0), 1], [*tile]
+        )
+    return descriptor

@@ -70,8 +70,8 @@ def partial_room(tiles: TileGroup, heads: Heads) -> int:
     if not tiles.units:
         return 0
     most = _partial_numbers(DIVIDED, max(tiles.units, 8), max(tiles.queries, MANY), heads)
-    own = _partial_numbers(len(tiles.rows) * heads.kv_heads, tiles.units, tiles.queries, heads)
-    return max(own, min(most, _MOST_PARTIAL))
+    own_partials = _partial_numbers(len(tiles.rows) * heads.kv_heads, tiles.units, tiles.queries, heads)
+    return max(own_partials, min(most, _MOST_PARTIAL))
 
 
 @cache

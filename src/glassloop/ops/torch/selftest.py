@@ -74,8 +74,8 @@ def rows_differing(device: Device, product: Any = None) -> int:
     for rows in _ROWS[1:]:
         kept = [row for row in some if row < rows]
         for wide in (False, True) if rows >= WIDE and device.tma_processors else (False,):
-            found = product(x[:rows], weight, added[:rows], wide)[kept]
-            differing += int((found != alone[: len(kept)]).any(1).sum())
+            result = product(x[:rows], weight, added[:rows], wide)[kept]
+            differing += int((result != alone[: len(kept)]).any(1).sum())
     if is_own and nvrtc.is_available():
         most = packed_linear.MOST_ROWS + 1
         differing += _packed_rows_differing(device, x[:most], added[:most])

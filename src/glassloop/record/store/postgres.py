@@ -334,8 +334,8 @@ def _clean_value(value: object) -> object:
     return [_clean_value(part) for part in value] if isinstance(value, list) else value
 
 
-def _shown(given: dict[str, Any]) -> str:
+def _shown(settings: dict[str, Any]) -> str:
     """Returns the URL without the password and options."""
-    user = f"{given['user']}@" if given.get("user") else ""
-    port = f":{given['port']}" if given.get("port") else ""
-    return f"postgresql://{user}{given.get('host') or ''}{port}/{given.get('dbname') or ''}"
+    user = f"{settings['user']}@" if settings.get("user") else ""
+    port = f":{settings['port']}" if settings.get("port") else ""
+    return f"postgresql://{user}{settings.get('host') or ''}{port}/{settings.get('dbname') or ''}"

@@ -90,9 +90,9 @@ def _alternatives(token: Token) -> str:
 
 def facts_line(run: RunRecord) -> str:
     """Returns in one line what made a run and how it ended."""
-    usual, given = Sampling().to_dict(), run.sampling.to_dict()
-    changed = [name for name in given if given[name] != usual[name] and name not in _ELSEWHERE]
-    options = ", ".join(f"{name} {cut(str(given[name]), 40)}" for name in changed)
+    usual, run_options = Sampling().to_dict(), run.sampling.to_dict()
+    changed = [name for name in run_options if run_options[name] != usual[name] and name not in _ELSEWHERE]
+    options = ", ".join(f"{name} {cut(str(run_options[name]), 40)}" for name in changed)
     parts = [
         run.model,
         "" if run.origin.is_local else f"computed by {run.origin.described}",
