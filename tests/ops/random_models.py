@@ -21,6 +21,7 @@ from glassloop.model.transformer import Transformer
 from glassloop.ops import choose_ops
 from glassloop.ops.native import library
 from glassloop.ops.native.ops import NativeOps
+from glassloop.ops.protocol import QueryGrowth
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
@@ -40,7 +41,7 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
     rope = Rope(10000.0, 2 * int(rng.integers(1, head_dim // 2 + 1))) if rng.random() < 0.8 else None
     window = int(rng.integers(1, 50)) if rng.random() < 0.5 else None
     kind = rng.choice(["rms", "layer"])
-    norm_place = rng.choice(["pre", "post", "sandwich"])
+    norm_place = rng.choice(["pre", "post", "output", "sandwich"])
     activation = rng.choice(["silu", "gelu_tanh", "gelu", "relu", "relu2"])
     positions = rng.choice(["rotary", "sinusoidal"])
     attention_softcap = 5.0 if rng.random() < 0.3 else None
@@ -50,10 +51,13 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
     dim = multiple * int(rng.integers(1, 3 if multiple > 1 else 70))
     ffn_dim = multiple * int(rng.integers(1, 3 if multiple > 1 else 90))
     gated, qk_norm, qkv_bias, out_bias, ffn_bias, tied, final_norm = (rng.random() < 0.5 for _ in range(7))
-    output_gate, sinks = (rng.random() < 0.3 for _ in range(2))
-    norm = NormConfig(1e-5, kind)
+    output_gate, sinks, rows, last, v_norm, alone, shared, parallel = (rng.random() < 0.3 for _ in range(8))
+    growth = QueryGrowth(0.4, 11) if rng.random() < 0.3 and rope in (None, Rope(10000.0, head_dim)) else None
+    residual_scale = 0.5 if rng.random() < 0.3 else 1.0
+    stream_scale, norm_bias = rng.random() < 0.3, rng.random() < 0.7
+    norm = NormConfig(1e-5, kind, norm_bias)
 
-    def layer(window: int | None) -> LayerConfig:
+    def layer(window: int | None, source: int | None = None) -> LayerConfig:
         attention = AttentionConfig(
             heads,
             kv_heads,
@@ -61,21 +65,29 @@ def random_config(rng: np.random.Generator, multiple: int) -> ModelConfig:
             scale=head_dim**-0.5,
             window=window,
             rope=rope,
+            growth=growth,
             qk_norm=norm if qk_norm else None,
+            qk_norm_of="rows" if rows else "heads",
+            qk_norm_last=last,
+            v_norm=v_norm and kind == "rms",
+            value_is_key=alone,
+            kv_from=source,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             softcap=attention_softcap,
             output_gate=output_gate,
             sinks=sinks,
         )
-        return LayerConfig(attention, DenseConfig(ffn_dim, activation, gated, ffn_bias), norm, norm_place)
+        dense = DenseConfig(ffn_dim, activation, gated, ffn_bias)
+        together = parallel and norm_place == "pre"
+        return LayerConfig(attention, dense, norm, norm_place, together, residual_scale, stream_scale)
 
     return ModelConfig(
         family="random",
         vocab_size=vocab_size,
         dim=dim,
         context=200,
-        layers=(layer(window), layer(None)),
+        layers=(layer(window), layer(None), *([layer(window, 0)] if shared else [])),
         final_norm=norm if final_norm else None,
         positions=positions,
         embedding_scale=embedding_scale,

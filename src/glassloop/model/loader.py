@@ -67,20 +67,24 @@ class ModelFiles:
         self.path = path = model_path(path)
         self.metadata: Mapping[str, Any] = {}
         self.settings: dict[str, Setting]  # for sampling, as the files have them
-        # What became of weights that are stored in a form that no op set has: in words, and the formats.
+        # What became of weights that are stored in a form that no op set has: in words, and the formats. And
+        # what of a model with more than text was left out.
         self.notes: tuple[str, ...] = ()
+        self.left_out: tuple[str, ...] = ()
         self.formats: tuple[str, ...] = ()
         # A process rarely reads both formats, so only the reader that is needed is imported.
         if path.is_dir():
             from glassloop.model.config_hf import config_from_json
             from glassloop.model.quantized import read_weights
             from glassloop.model.safetensors import read_json
-            from glassloop.model.weight_names import weights_from_safetensors
+            from glassloop.model.weight_names import left_out, weights_from_safetensors
 
             config_file = path / "config.json"
             stated = read_json(config_file)
             family, self.config = config_from_json(str(config_file), stated)
             self.tensors, self.notes, self.formats = read_weights(path, stated)
+            self.left_out = left_out(self.tensors)
+            self.notes += self.left_out
             self.weights = weights_from_safetensors(str(path), family, self.config, self.tensors)
             generation = path / "generation_config.json"
             self.settings = settings_from_json(read_json(generation) if generation.exists() else {})

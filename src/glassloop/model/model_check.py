@@ -42,7 +42,7 @@ def check_model(path: Path, ops: str | None = None) -> Iterator[Finding]:
     files = ModelFiles(path)
     config, tensors = files.config, files.tensors.values()
     for note in files.notes:
-        yield Finding("quantized", note)
+        yield Finding("left out" if note in files.left_out else "quantized", note)
     yield Finding("op sets", memory_line(files.weights.values()))
     differ = len({(layer.mixer.heads, layer.mixer.kv_heads) for layer in config.layers}) > 1
     heads = f"{config.heads} heads, {config.kv_heads} of keys and values{' in the first' if differ else ''}"

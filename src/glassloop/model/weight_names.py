@@ -8,7 +8,7 @@ and config do not belong together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +29,15 @@ from glassloop.model.families import (
 from glassloop.ops.tensor import Tensor
 from glassloop.util.shown import printable
 
-# What checkpoints hold besides weights: old buffers, rotary tables, and the parts of models that see images.
+# The parts of models that see and hear.
+_OTHER_PARTS = (
+    r"(model\.)?(vision_tower|vision_model|visual|vision_embed_tokens|embed_vision|multi_modal_projector"
+    r"|audio_tower|embed_audio)\."
+)
+# What checkpoints hold besides weights: old buffers and rotary tables.
 _IGNORED = (
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|masked_bias|embed_positions\.weights|rope_freqs\.weight|rope_factors_(long|short)\.weight)$"
-    r"|(model\.)?(vision_tower|multi_modal_projector)\."
+    r"|" + _OTHER_PARTS
 )
 _HF_PREFIXES = (
     "",
@@ -133,6 +138,12 @@ def _collect(source: _Source, config: ModelConfig) -> dict[str, Tensor]:
                 f"{source.where}: {printable(name)} has no place in a {config.family} model of this config"
             )
     return weights
+
+
+def left_out(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns a line that says which parts of a model with more than text are not read, if it has any."""
+    parts = sorted({found[2] for name in names if (found := re.match(_OTHER_PARTS, name))})
+    return (f"only the language model is read; left out: {', '.join(parts)}",) if parts else ()
 
 
 def _is_of_more_layers(name: str, config: ModelConfig) -> bool:
