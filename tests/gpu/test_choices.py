@@ -41,4 +41,6 @@ def test_a_choice_has_the_same_record_on_the_device(draw, width, monkeypatch):
         assert differences(chooser, x, lines) == []
         done += rows
     print(f"{downloaded} of {done} rows were downloaded")
-    assert draw is random_request or downloaded <= done // 4
+    # A fifth of the rows have whole numbers as logits, thousands of them equal: such rows are left to the
+    # host.
+    assert draw is random_request or downloaded <= done // 3 + 5

@@ -3,9 +3,10 @@
 Kernels find in each row what a choice needs (kernels/rows.py), some kilobytes instead of the whole row; these
 are downloaded together, and C makes the choices and their records from them (ops/native/choosing.c). Rules
 about single tokens that come before all others, the edits (penalties, biases, grammars), are applied to a
-copy of the row on the device, which is looked through like the row itself. A choice that needs more, as with
-a top-p that keeps many tokens, has its row downloaded and is made as for the native op set. All ways give the
-same record, to the last bit.
+copy of the row on the device, which is looked through like the row itself. Cuts that keep more tokens than C
+gets are followed on the device (kernels/survivors.py). A choice that needs more, as with a penalty after the
+temperature, has its row downloaded and is made as for the native op set. All ways give the same record, to
+the last bit.
 
 The device also predicts each token, whatever the rules (kernels/cuts.py), so that it can compute the next
 step while the host chooses.
