@@ -6,7 +6,7 @@ import json
 
 import pytest
 from cli.terminal import run
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import NotFoundError, OpenAI
 
 from glassloop import Store
 
@@ -111,18 +111,13 @@ def test_a_response_is_retrieved_as_it_was_given(client, asked):
     given = client.responses.create(model=MODEL, **{"max_output_tokens": 24, **asked})
     include = {"include": asked["include"]} if "include" in asked else {}
     again = client.responses.retrieve(given.id, **include)
-    # The request's own fields that no run has.
-    not_kept = {"tools", "tool_choice", "created_at"}
-    assert again.model_dump(exclude=not_kept) == given.model_dump(exclude=not_kept)
-    assert abs(again.created_at - given.created_at) <= 5
+    assert again.model_dump() == given.model_dump()
     if "tools" in asked:
         assert json.loads(again.output[0].arguments) == {"city": "Oslo"}
 
 
 def test_a_response_that_is_not_there(client, server):
     given = client.responses.create(model=MODEL, input="Say hi.", max_output_tokens=2)
-    with pytest.raises(BadRequestError, match="sent as a whole"):
-        client.responses.retrieve(given.id, stream=True)
     client.responses.delete(given.id)
     for name in (given.id, "resp_", "resp_" + "0" * 16):
         with pytest.raises(NotFoundError):

@@ -68,6 +68,9 @@ def settle(server, id):
 def test_every_example_works(server):
     started = server.post("/api/runs", EXAMPLES["POST /api/runs"].body).json()["runs"][0]
     settle(server, started["id"])
+    talk = EXAMPLES["POST /v1/conversations"].body
+    conversation = server.post("/v1/conversations", talk).json()["id"]
+    item = server.get(f"/v1/conversations/{conversation}/items").json()["data"][0]["id"]
     ordered = sorted(EXAMPLES, key=lambda name: name.startswith("DELETE"))
     for name in ordered:
         if name.startswith("DELETE"):  # each removes a run
@@ -75,6 +78,8 @@ def test_every_example_works(server):
             settle(server, started["id"])
         example = EXAMPLES[name]
         method, path = name.split()
+        if "CONVERSATION" in example.path.values():
+            path = path.replace("{id}", conversation).replace("{item}", item)
         path = path.replace("/trees/{id}", f"/trees/{started['tree']}").replace("{id}", started["id"])
         for key, value in example.path.items():
             path = path.replace("{" + key + "}", MODEL if value == "MODEL" else value)

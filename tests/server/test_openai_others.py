@@ -257,11 +257,8 @@ def test_response_formats_and_logprobs(client):
 @pytest.mark.parametrize(
     "options",
     [
-        {"previous_response_id": "resp_1"},
         {"tools": [{"type": "web_search"}]},
         {"tool_choice": "required"},
-        {"background": True},
-        {"truncation": "auto"},
         {"tool_choice": {"type": "web_search"}},
         {"top_logprobs": 2},
         {"input": []},

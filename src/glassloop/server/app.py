@@ -9,7 +9,16 @@ from glassloop.server.anthropic import messages
 from glassloop.server.http import errors
 from glassloop.server.http.access import AccessControl
 from glassloop.server.ollama import catalog, generating
-from glassloop.server.openai import chat, completions, embeddings, kept_responses, models, responses, tokens
+from glassloop.server.openai import (
+    chat,
+    completions,
+    conversations,
+    embeddings,
+    kept_responses,
+    models,
+    responses,
+    tokens,
+)
 from glassloop.server.operation import api_docs, health
 from glassloop.server.service import Service
 from glassloop.server.studio import (
@@ -26,7 +35,7 @@ from glassloop.server.studio import (
 
 _ABOUT = "A text-generation engine you can see through. `docs/server.md` in the repository tells more."
 _PARTS = (
-    *(chat, completions, responses, kept_responses, messages, embeddings, models, tokens),
+    *(chat, completions, responses, kept_responses, conversations, messages, embeddings, models, tokens),
     *(generating, catalog),
     *(inspection, import_export, runs, run_events, searches, edits, diffusions),
     *(health, training, static_pages),

@@ -25,6 +25,7 @@ from glassloop.server.operation.settings import ServerSettings, public_name
 from glassloop.server.operation.workers import Pools
 from glassloop.server.runs.control import RunControl
 from glassloop.server.runs.index import RunIndex
+from glassloop.server.runs.notes import Notes
 from glassloop.server.runs.storage import RunStorage
 from glassloop.server.thread_work import ThreadWork
 
@@ -47,6 +48,7 @@ class Service:
         self.log = log
         self.pools = Pools()
         self.runs = RunIndex(settings.in_memory, storage, self.pools.finding, apart=settings.separates_runs)
+        self.notes = Notes(self.runs)
         self.metrics = Metrics(lambda: self.llm, storage)
         self.bodies = Bodies(settings.most_body, self.pools)
         self.draining = False
@@ -58,6 +60,7 @@ class Service:
             lambda: self.llm,
             settings,
             self.runs,
+            self.notes,
             self.pools,
             self.metrics,
             log,

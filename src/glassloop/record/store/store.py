@@ -25,6 +25,7 @@ from glassloop.record.run_tree import link
 from glassloop.record.store.database import Database, Rows, Stop, Upgrade
 from glassloop.record.store.entry import BRIEF_TEXT, KeptRun, RunEntry, entry_of, facts_of
 from glassloop.record.store.listing import ORDER, Listing, talk_of
+from glassloop.record.store.notes import NoteTable
 from glassloop.record.store.postgres import Postgres, is_postgres
 from glassloop.record.store.pruning import ALL, prune_all, prune_shares
 from glassloop.record.store.sqlite import SQLite
@@ -117,6 +118,7 @@ class Store:
         self._server = writer
         self._prunes = prunes
         self._columns = _COLUMNS[:-1] + self._database.search_columns + _COLUMNS[-1:]
+        self.notes = NoteTable(self._database)
         self._writer = StoreWriter(self._add_all, idle=self._database.settle)
         self._removals: list[Callable[[], Callable[[Run], object] | None]] = []
 
@@ -214,6 +216,10 @@ class Store:
         return (
             prune_all(self._database, keep) if server is None else prune_shares(self._database, keep, server)
         )
+
+    def call(self, work: Callable[[], Any]) -> Future[Any]:
+        """Does some work on the store's own thread, after all writes that were put before."""
+        return self._writer.call(work)
 
     def prune_soon(self, keep: int, server: str) -> Future[int]:
         return self._writer.call(lambda: self.prune(keep, server))

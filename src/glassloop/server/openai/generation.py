@@ -54,6 +54,8 @@ async def respond(
         body.adapter = adapter  # type: ignore[attr-defined]  # a field of Sampling
     generation = await service.threads.prepare(request, body, _prepare, prepare, service, body)
     generation.client = client_of(request)
+    if body.given.get("background"):
+        return await generation.background(body.streams)
     if body.streams:
         return generation.stream()
     return await unless_gone(request.receive, generation.whole())
@@ -101,6 +103,7 @@ class Generation(ABC):
 
     async def whole(self) -> Response:
         await self.service.control.finish(self.requests)
+        await self.keep()
         runs = self.answered
         return await self.service.threads.render(
             self.runs, lambda: JSON(self.answer(runs), headers=self.headers(runs))
@@ -112,6 +115,23 @@ class Generation(ABC):
         release = partial(self.service.control.release, states)
         return EventStream(self._chunks(states), headers, release, self.media_type)
 
+    async def background(self, streams: bool) -> Response:
+        """Starts the runs, which go on without the client, and returns the stream or what there is now."""
+        states = self.service.control.start(self.requests)
+        headers = self.headers([state.run for state in states])
+        if streams:
+            return EventStream(self._chunks(states), headers, media_type=self.media_type)
+        await self.keep()
+        return JSON(self.at_once(), headers=headers)
+
+    async def keep(self) -> None:
+        """Keeps what the request said that its runs do not record, once these have begun."""
+        return
+
+    def at_once(self) -> Mapping[str, Any]:
+        """Returns the answer to a request whose runs go on in the background."""
+        raise NotImplementedError
+
     async def _chunks(self, states: list[RunState]) -> AsyncGenerator[bytes, None]:
         places = {state: index for index, state in enumerate(states)}
         held = {
@@ -120,6 +140,7 @@ class Generation(ABC):
             if state.run.sampling.revise
         }
         try:
+            await self.keep()
             if chunk := self.begin([state.run for state in states]):
                 yield chunk
             async for event in self.service.control.events(states, KEEP_ALIVE):

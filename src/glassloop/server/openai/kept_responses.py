@@ -1,41 +1,37 @@
-"""`GET` and `DELETE /v1/responses/{id}`: a response that was given before, from the record of its run.
-
-The record has the conversation, the options and the text. What a request says beside these, such as tools and
-metadata, is not kept: the answer has it empty.
-"""
+"""`/v1/responses/{id}`: a response that was given before, from the record of its run, as a whole or as its
+events; its input, its removal, and the end of one that is computed in the background."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from glassloop.record.messages import text_of
 from glassloop.record.run import Run
 from glassloop.record.run_name import RESPONSE
-from glassloop.server.http.errors import ERRORS, invalid
-from glassloop.server.http.streaming import JSON, api_answer
-from glassloop.server.openai.generation import run_headers, token_logprob
-from glassloop.server.openai.responses import (
-    LOGPROBS,
-    ResponseAnswer,
-    ResponseStatus,
-    call_items,
-    incomplete_details,
-    message_item,
-    reasoning_item,
-    response_status,
-    text_part,
-    usage_shape,
-)
-from glassloop.server.openai.tool_calls import recorded_parts
+from glassloop.server.http.clients import client_of
+from glassloop.server.http.errors import ERRORS, APIError, as_api_error, too_many
+from glassloop.server.http.streaming import JSON, KEEP_ALIVE, STILL_HERE, STREAMED, EventStream, api_answer
+from glassloop.server.openai.generation import run_headers
+from glassloop.server.openai.response_body import LOGPROBS, ResponsesBody, body_of
+from glassloop.server.openai.response_shapes import ResponseAnswer
+from glassloop.server.openai.response_state import input_items, page_of
+from glassloop.server.openai.responses import ModelResponse, turn_of
+from glassloop.server.runs.notes import note_of
 from glassloop.server.runs.state import RunState
 from glassloop.server.sampling_options import without_spaces
 from glassloop.server.service import Service
 from glassloop.server.studio.runs import Id
+
+_AT_ONCE = 16  # tokens whose events are sent without a break
+_PATIENCE = 10.0  # seconds that a cancelled run has to end
+Limit = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str | None, Query(max_length=100)]
 
 
 @api_answer
@@ -45,22 +41,63 @@ class DeletedResponse(TypedDict):
     deleted: bool
 
 
+@api_answer
+class ItemList(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["OpenAI"], responses=ERRORS)
 
-    @routes.get("/v1/responses/{id}", response_model=ResponseAnswer, operation_id="retrieve_response")
-    async def retrieve(id: Id, request: Request, stream: bool = False) -> Response:
+    @routes.get(
+        "/v1/responses/{id}",
+        response_model=ResponseAnswer,
+        operation_id="retrieve_response",
+        responses=STREAMED,
+    )
+    async def retrieve(
+        id: Id,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1, le=1 << 31)] = -1,
+    ) -> Response:
         """A response that was given before, from the record of its run; also one of another endpoint."""
-        if stream:
-            message = "stream is true; a response that was given before is sent as a whole"
-            raise invalid("stream", f"{message}. /api/runs/{id}/events has its tokens")
         state = await service.runs.get(id)
         query = request.query_params
         with_logprobs = LOGPROBS in [*query.getlist("include"), *query.getlist("include[]")]
-        return await service.threads.render(
-            [state.run],
-            lambda: JSON(_response(service, state, with_logprobs), headers=run_headers([state.run])),
+        body = await _body(service, state.run, with_logprobs)
+        response = ModelResponse(
+            service, body, turn_of(service, body, state.run), state.run, (), starting_after
         )
+        if stream:
+            return _stream(service, request, response, state)
+        return await service.threads.render([state.run], lambda: _answer(response, state))
+
+    @routes.get("/v1/responses/{id}/input_items", response_model=ItemList, operation_id="response_input")
+    async def input_list(
+        id: Id, limit: Limit = 20, order: Literal["asc", "desc"] = "desc", after: After = None
+    ) -> Response:
+        """The items of a response's input, with all that it went on from."""
+        state = await service.runs.get(id)
+        return JSON(page_of(await input_items(service, state.run), after, limit, order == "desc"))
+
+    @routes.post("/v1/responses/{id}/cancel", response_model=ResponseAnswer, operation_id="cancel_response")
+    async def cancel(id: Id) -> Response:
+        """Ends a response that is computed; one that has ended stays as it is."""
+        state = await service.runs.get(id)
+        if state.is_elsewhere:
+            raise APIError(409, "the response is computed by another server", code="still_running")
+        service.control.cancel([state])
+        async with asyncio.timeout(_PATIENCE):
+            async for _ in state.tree.follow(0, lambda: state.latest.request is None):
+                pass
+        body = await _body(service, state.run, False)
+        response = ModelResponse(service, body, turn_of(service, body, state.run), state.run)
+        return await service.threads.render([state.run], lambda: _answer(response, state))
 
     @routes.delete("/v1/responses/{id}", response_model=DeletedResponse, operation_id="delete_response")
     async def delete(id: Id) -> Response:
@@ -71,63 +108,65 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _response(service: Service, state: RunState, with_logprobs: bool) -> ResponseAnswer:
-    run, sampling = state.run, state.run.sampling
-    ended = None if state.request is not None or state.is_elsewhere else run
-    status = _STATUS.get(run.finish_reason or "", response_status(ended))
-    model = service.public_name(run.model)
-    return ResponseAnswer(
-        id=f"{RESPONSE}{run.id}",
-        object="response",
-        created_at=int(run.created),
-        status=status,
-        error={"code": "server_error", "message": run.stop_reason or ""} if status == "failed" else None,
-        incomplete_details=incomplete_details(run) if status == "incomplete" else None,
-        instructions=_instructions(run),
-        max_output_tokens=sampling.max_tokens,
-        model=model if sampling.adapter is None else f"{model}:{sampling.adapter}",
-        output=[] if ended is None else _output(service, run, status, with_logprobs),
-        parallel_tool_calls=True,
-        previous_response_id=None,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        text={"format": _format(without_spaces(sampling.json_schema))},
-        tool_choice="auto",
-        tools=[],
-        truncation="disabled",
-        metadata={},
-        usage=None if ended is None else usage_shape(run),
-    )
+def _answer(response: ModelResponse, state: RunState) -> Response:
+    ended = None if state.request is not None or state.is_elsewhere else state.run
+    shape = response.shape(ended)
+    if state.status == "waiting":
+        shape["status"] = "queued"
+    return JSON(shape, headers=run_headers([state.run]))
 
 
-_STATUS: dict[str, ResponseStatus] = {
-    "cancelled": "cancelled",
-    "error": "failed",
-}  # by the reason of a run's end, where they differ
+async def _body(service: Service, run: Run, with_logprobs: bool) -> ResponsesBody:
+    """Returns the request of a response, as far as it is kept; that of a run of another endpoint is made from
+    its record."""
+    note = await service.notes.get(note_of(run.id))
+    said = {} if note is None else dict(note.data)
+    if note is None:
+        first = run.messages[0] if run.messages else None
+        if first is not None and first.get("role") == "system":
+            said["instructions"] = text_of(first)
+        said["max_output_tokens"] = run.sampling.max_tokens
+        schema = without_spaces(run.sampling.json_schema)
+        if schema is not None:
+            said["text"] = {"format": _format(schema)}
+    if with_logprobs:
+        said |= {"include": [LOGPROBS], "top_logprobs": min(20, run.sampling.logprobs)}
+    return body_of(said)
 
 
-def _output(service: Service, run: Run, status: str, with_logprobs: bool) -> list[dict[str, Any]]:
-    text, calls = recorded_parts(service.llm.tokenizer, run)
-    most = run.sampling.logprobs
-    logprobs = [token_logprob(service, token, most) for token in run.tokens] if with_logprobs else []
-    items = call_items(calls, "completed" if status == "completed" else "incomplete")
-    if text.strip() or not items:
-        item_status = "completed" if status == "completed" else "incomplete"
-        items.insert(0, message_item(run.id, item_status, [text_part(text, logprobs)]))
-    if run.form is not None and run.thoughts:
-        items.insert(0, reasoning_item(run.id, run.thoughts))
-    return items
-
-
-def _instructions(run: Run) -> str | None:
-    """Returns the system message that a conversation begins with."""
-    first = run.messages[0] if run.messages else None
-    return text_of(first) if first is not None and first.get("role") == "system" else None
-
-
-def _format(schema: Mapping[str, Any] | bool | None) -> dict[str, Any]:
-    if schema is None:
-        return {"type": "text"}
+def _format(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
     if isinstance(schema, bool) or dict(schema) == {"type": "object"}:
         return {"type": "json_object"}
     return {"type": "json_schema", "name": "schema", "schema": dict(schema)}
+
+
+def _stream(service: Service, request: Request, response: ModelResponse, state: RunState) -> Response:
+    """Returns the events of a response, as they were sent when it was given, and those that still come."""
+    if state.is_elsewhere:
+        raise APIError(409, "the response is computed by another server; come again", code="still_running")
+    client, places = client_of(request), service.followers
+    if not places.take(client):
+        raise too_many("too many streams of events are open", "too_many_followers")
+    chunks = _events(response, state)
+    return EventStream(chunks, run_headers([state.run]), lambda: places.give_back(client))
+
+
+async def _events(response: ModelResponse, state: RunState) -> AsyncGenerator[bytes, None]:
+    run, sent = state.run, 0
+
+    def fresh(upto: int) -> bytes:
+        nonlocal sent
+        tokens, sent = run.tokens[sent:upto], upto
+        return b"".join([response.token(0, run, token) for token in tokens])
+
+    try:
+        yield response.begin([run])
+        async for _, event in state.tree.follow(0, lambda: state.request is None, KEEP_ALIVE):
+            yield fresh(state.sent) if event is not None else STILL_HERE
+        while sent < len(run.tokens):
+            yield fresh(min(sent + _AT_ONCE, len(run.tokens)))
+            await asyncio.sleep(0)
+        yield response.end(0, run)
+        yield await response.finish()
+    except Exception as error:
+        yield response.failed(as_api_error(error))

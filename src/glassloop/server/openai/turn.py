@@ -13,9 +13,9 @@ from glassloop.record.run import Run
 from glassloop.record.run_record import BETWEEN_THOUGHTS
 from glassloop.record.token import Token
 from glassloop.server.openai.conversation import Message, Tool, as_recorded, encode_messages
-from glassloop.server.openai.tool_calls import NamedTool, ToolCall, build, tools_in_use
+from glassloop.server.openai.tool_calls import NamedTool, ToolCall, ToolUse, build, tools_in_use
 from glassloop.server.service import Service
-from glassloop.text.answer_form import AnswerReader, Part
+from glassloop.text.answer_form import AnswerForm, AnswerReader, Part
 
 
 class TurnParts(NamedTuple):
@@ -33,7 +33,25 @@ class TurnDelta(NamedTuple):
     text: str
 
 
-class AssistantTurn:
+class TurnReader:
+    """Reads the parts of an answer that is written with these tools, by a template with this form."""
+
+    def __init__(self, tools: ToolUse | None, form: AnswerForm | None) -> None:
+        self.tools, self.form = tools, form
+
+    def parts(self, run: Run) -> TurnParts:
+        """Returns the parts of an answer that has ended."""
+        thought, text = (run.thoughts, run.answer) if run.form else ("", run.text)
+        if self.tools is None:
+            return TurnParts(thought, text, [])
+        text, calls = self.tools.split(run, text, whole=run.finish_reason in ("stop", "repetition"))
+        return TurnParts(thought, text, calls)
+
+    def stream(self) -> TurnStream:
+        return TurnStream(self)
+
+
+class AssistantTurn(TurnReader):
     """What the model is asked to write after `messages`. `field` is where the client gives these and `note`
     what else counts as a part of them, for errors; without a limit in `options` the answer may be as long as
     there is room for."""
@@ -57,28 +75,18 @@ class AssistantTurn:
             service, messages, offered, field=field, note=note, continue_final=continue_final, values=values
         )
         room = max(1, service.llm.config.context - len(ids))
-        self.tools = tools_in_use(service, offered, tool_choice, parallel)
-        self.sampling, compiled = build(service, {"max_tokens": room, **options}, self.tools)
+        use = tools_in_use(service, offered, tool_choice, parallel)
+        self.sampling, compiled = build(service, {"max_tokens": room, **options}, use)
         self.request = service.prepare(ids, self.sampling, compiled, as_recorded(messages))
-
-    def parts(self, run: Run) -> TurnParts:
-        """Returns the parts of an answer that has ended."""
-        thought, text = (run.thoughts, run.answer) if run.form else ("", run.text)
-        if self.tools is None:
-            return TurnParts(thought, text, [])
-        text, calls = self.tools.split(run, text, whole=run.finish_reason in ("stop", "repetition"))
-        return TurnParts(thought, text, calls)
-
-    def stream(self) -> TurnStream:
-        return TurnStream(self)
+        super().__init__(use, self.request.runs[0].form)
 
 
 class TurnStream:
     """The parts of one answer as its tokens come."""
 
-    def __init__(self, turn: AssistantTurn) -> None:
+    def __init__(self, turn: TurnReader) -> None:
         self._turn = turn
-        self._reader = AnswerReader(turn.request.runs[0].form)
+        self._reader = AnswerReader(turn.form)
         self._calls = None if turn.tools is None else turn.tools.stream()
         self._has_thought = False
 

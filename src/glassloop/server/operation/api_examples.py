@@ -22,6 +22,9 @@ _WEATHER: dict[str, Any] = {
 }
 
 
+_CONVERSATION = {"id": "CONVERSATION"}  # a value that the reader has to fill in
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """What a route does, and a request for it. Path parameters that have no value here are the ids of a run
@@ -88,7 +91,32 @@ EXAMPLES = {
     "GET /v1/responses/{id}": Example(
         "Returns a response that was given before, by its id or that of its run."
     ),
+    "GET /v1/responses/{id}/input_items": Example(
+        "Lists the items that a response was given for, with all that it went on from."
+    ),
+    "POST /v1/responses/{id}/cancel": Example("Ends a response that is computed in the background."),
     "DELETE /v1/responses/{id}": Example("Removes the run of a response."),
+    "POST /v1/conversations": Example(
+        "Begins a conversation that the server keeps.",
+        {"items": [{"role": "user", "content": "Say hi."}], "metadata": {"topic": "greetings"}},
+    ),
+    "GET /v1/conversations/{id}": Example("Describes a conversation.", path=_CONVERSATION),
+    "POST /v1/conversations/{id}": Example(
+        "Replaces the metadata of a conversation.", {"metadata": {"topic": "farewells"}}, path=_CONVERSATION
+    ),
+    "GET /v1/conversations/{id}/items": Example("Lists the items of a conversation.", path=_CONVERSATION),
+    "POST /v1/conversations/{id}/items": Example(
+        "Adds items to a conversation.",
+        {"items": [{"role": "user", "content": "And now goodbye."}]},
+        path=_CONVERSATION,
+    ),
+    "GET /v1/conversations/{id}/items/{item}": Example(
+        "Returns one item of a conversation.", path={**_CONVERSATION, "item": "ITEM"}
+    ),
+    "DELETE /v1/conversations/{id}/items/{item}": Example(
+        "Removes one item of a conversation.", path={**_CONVERSATION, "item": "ITEM"}
+    ),
+    "DELETE /v1/conversations/{id}": Example("Removes a conversation with its items.", path=_CONVERSATION),
     "POST /v1/messages": Example(
         "Generates the next turn of a conversation in Anthropic's form.",
         {"messages": _SAY_HI, "max_tokens": 40, "seed": 7},

@@ -26,6 +26,7 @@ from glassloop.server.operation.metrics import Metrics
 from glassloop.server.operation.settings import ServerSettings
 from glassloop.server.operation.workers import Pools
 from glassloop.server.runs.index import RunIndex
+from glassloop.server.runs.notes import Notes, note_of
 from glassloop.server.runs.state import Event, Hub, RunState, TreeState
 from glassloop.server.sampling_options import make_sampling
 
@@ -39,6 +40,7 @@ class RunControl:
         engine: Callable[[], LanguageModel],  # another one once a model was loaded again
         settings: ServerSettings,
         runs: RunIndex,
+        notes: Notes,
         pools: Pools,
         metrics: Metrics,
         log: Log,
@@ -47,6 +49,7 @@ class RunControl:
         self._engine = engine
         self._settings = settings
         self._runs = runs
+        self._notes = notes
         self._pools = pools
         self._metrics = metrics
         self._log = log
@@ -188,6 +191,7 @@ class RunControl:
     async def remove(self, id: str) -> None:
         """Removes a run everywhere, from what the engine keeps of its text too."""
         run = await self._runs.remove(id)
+        await self._notes.remove(note_of(id))
         if run is not None:
             await self._pools.removing.run(self._engine().forget, run)
 

@@ -24,6 +24,7 @@ from glassloop.record.run import Run
 from glassloop.record.store.database import SearchStopped, Stop
 from glassloop.record.store.entry import KeptRun
 from glassloop.record.store.listing import Listing
+from glassloop.record.store.notes import Note
 from glassloop.record.store.server_name import hold_name
 from glassloop.record.store.store import Store
 from glassloop.server.http.errors import APIError
@@ -64,6 +65,7 @@ class RunStorage:
         name, prunes = self._name.name, keep is not None
         self._store = Store(path, patience=_PATIENCE, origin="server", writer=name, prunes=prunes)
         self._store.check()
+        self._store.notes.create()
         self._pool = ThreadPoolExecutor(_READERS, "glassloop store reader")
         self._keep = keep
         self._log = log
@@ -156,6 +158,7 @@ class RunStorage:
         self._since_pruning = 0
         if self._keep is not None:
             self._store.prune_soon(self._keep, self._name.name)
+            self._store.call(self._store.notes.prune)
 
     def forget(self, id: str) -> None:
         """Removes a run soon."""
@@ -228,6 +231,23 @@ class RunStorage:
     async def added(self, id: str, owner: str | None = None) -> float | None:
         """Returns when a run was added."""
         return await self._read(lambda: self._store.added(id, owner))
+
+    # ── notes ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def put_notes(self, notes: Sequence[Note]) -> None:
+        await self._write(lambda: self._store.notes.put(notes))
+
+    async def note(self, id: str, owner: str | None) -> Note | None:
+        return await self._read(lambda: self._store.notes.get(id, owner))
+
+    async def parts_of_note(self, parent: str, most: int, owner: str | None) -> Sequence[Note]:
+        return await self._read(lambda: self._store.notes.parts(parent, most, owner))
+
+    async def remove_note(self, id: str, owner: str | None) -> bool:
+        return await self._write(lambda: self._store.notes.remove(id, owner)) > 0
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await answered(asyncio.wrap_future(self._store.call(work)))
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await answered(asyncio.get_running_loop().run_in_executor(self._pool, work))
