@@ -226,6 +226,10 @@ TINY = [
 ]
 
 
+# Models without experts: those that are written to files too.
+DENSE = [tiny for tiny in TINY if not any("experts" in key for key in tiny.settings)]
+
+
 def make(tiny: Tiny, folder: Path, old: bool = False, shard_size: str = "5GB") -> Any:
     """The model, saved to the folder; with `old`, its config.json spelled as published files have it."""
     torch.manual_seed(len(tiny.name))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from model.test_families import _assert_close, _prompt
-from model.tiny import TINY, make
+from model.tiny import DENSE, TINY, make
 from train.small import text_file, tiny_run
 
 from glassloop import LLM
@@ -18,6 +18,7 @@ from glassloop.ops.quant import BF16, F16, dequantize, quantize
 from glassloop.ops.reference import ReferenceOps
 from glassloop.train.convert import export
 from glassloop.train.gguf_file import write_gguf
+from glassloop.train.hf_layout import hf_config
 from glassloop.train.train import train
 
 PROMPT = "A cat "
@@ -86,7 +87,17 @@ def test_half_precision_and_back(trained, format, tmp_path):
         assert np.array_equal(again.weights[name].float32(), tensor.float32())
 
 
-@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
+def test_a_model_with_experts_is_not_written(tmp_path):
+    make(next(tiny for tiny in TINY if tiny.name == "qwen3moe"), tmp_path / "hf")
+    files = ModelFiles(tmp_path / "hf")
+    weights = {name: tensor.float32() for name, tensor in files.weights.items()}
+    with pytest.raises(GlassloopError, match="qwen3moe models are read, but not written to GGUF"):
+        write_gguf(tmp_path / "tiny.gguf", files, weights, "F32")
+    with pytest.raises(GlassloopError, match="qwen3moe models are read, but not written to a folder"):
+        hf_config(files.config)
+
+
+@pytest.mark.parametrize("tiny", DENSE, ids=lambda tiny: tiny.name)
 def test_every_family_as_gguf_or_refused(tiny, tmp_path):
     make(tiny, tmp_path / "hf")
     files = ModelFiles(tmp_path / "hf")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from model.tiny import TINY, VOCAB, make
+from model.tiny import DENSE, VOCAB, make
 
 from glassloop.model.cache import Branches
 from glassloop.model.config_hf import config_from_json
@@ -41,7 +41,7 @@ def _packed(ids: np.ndarray, sequences: int, documents: np.ndarray | None = None
     )
 
 
-@pytest.fixture(scope="module", params=TINY, ids=lambda tiny: tiny.name)
+@pytest.fixture(scope="module", params=DENSE, ids=lambda tiny: tiny.name)
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param.name)
     theirs = make(request.param, folder)

@@ -62,6 +62,8 @@ def gguf_parts(
     family = family_of(config)
     if family.name in ("openai-gpt", "xglm"):
         raise ModelError(f"{config.family} models have no form in GGUF; write a folder instead")
+    if family.experts is not None:
+        raise ModelError(f"{config.family} models are read, but not written to GGUF")
     architecture = "llama" if family.name == "mistral" else family.types[0].removesuffix("_text")
     pairs = FAMILY_BY_TYPE[architecture].gguf_pairs
     tensors: list[Tensor] = [
@@ -153,8 +155,7 @@ def _interleaved(values: Float32, head_dim: int) -> Float32:
 def _config(config: ModelConfig) -> dict[str, Any]:
     family = family_of(config)
     mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
-    if not isinstance(dense, DenseConfig):
-        raise ModelError(f"{config.family} models are read, but not written to GGUF")
+    assert isinstance(dense, DenseConfig), "the families that are written have no experts"
     layer_norm = "" if family.norm == "layer" else "rms_"
     values: dict[str, Any] = {
         "block_count": len(config.layers),

@@ -90,6 +90,7 @@ def _run(
 ) -> Trained:
     from glassloop.model.fingerprint import fingerprint
     from glassloop.train import lora
+    from glassloop.train.hf_layout import hf_config
     from glassloop.train.machine import choose_device, environment
     from glassloop.train.model_folder import write_model_folder
     from glassloop.train.network import Network
@@ -100,6 +101,8 @@ def _run(
     progress.now("reading the model and the data")
     device = choose_device(config)
     subject = load_subject(config, place.path, say)
+    if not config.lora_rank:
+        hf_config(subject.config)  # raises now, not after the training, if the model cannot be written
     network = Network(
         subject.config,
         subject.weights,
