@@ -379,3 +379,15 @@ def test_models(client):
     assert client.models.retrieve(MODEL).root == MODEL
     with pytest.raises(NotFoundError):
         client.models.retrieve("gpt-9")
+
+
+def test_logprobs_of_no_alternatives_have_the_token_itself(client):
+    logprobs = complete(client, logprobs=0, max_tokens=3).choices[0].logprobs
+    pairs = zip(logprobs.tokens, logprobs.token_logprobs, strict=True)
+    assert logprobs.top_logprobs == [{token: logprob} for token, logprob in pairs]
+
+
+def test_a_slash_at_the_end_of_a_path_is_ignored(server):
+    body = {"prompt": FRANCE, "max_tokens": 2, "seed": 7}
+    answers = [server.post(path, body).json() for path in ("/v1/completions", "/v1/completions/")]
+    assert answers[0]["choices"] == answers[1]["choices"]

@@ -27,6 +27,7 @@ from glassloop.util.shown import printable
 
 _OPEN = ("/health", "/ready")  # needs no key
 PROBES = (*_OPEN, "/metrics")  # what machines ask for every few seconds
+_PROTOCOLS = ("/v1/", "/api/")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOSED = ("/v1/", "/api/", "/tokenize", "/detokenize", "/metrics", "/docs", "/openapi.json")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::\d{1,5})?")  # [IPv6] or a name, and a port
@@ -60,6 +61,8 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(_PROTOCOLS) and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/")}  # some clients end every path so
         began, status, method = time.perf_counter(), 0, scope["method"]
         if method == "HEAD" and not scope["path"].endswith("/events"):
             scope = {**scope, "method": "GET"}  # the HTTP server drops the body

@@ -217,7 +217,7 @@ class _Completion(Choices):
         of_first = CompletionLogprobs(
             tokens=[piece],
             token_logprobs=[None],
-            top_logprobs=[None] if self._top else None,
+            top_logprobs=[None],
             text_offset=[0],
         )
         return _joined(of_first, rest)
@@ -242,7 +242,7 @@ class _Completion(Choices):
         return CompletionLogprobs(
             tokens=pieces,
             token_logprobs=logprobs,
-            top_logprobs=top if self._top else None,
+            top_logprobs=top,  # with logprobs: 0 it has the token itself
             text_offset=places,
         )
 
