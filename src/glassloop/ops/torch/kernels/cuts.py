@@ -195,10 +195,14 @@ def cut_kernel(lines, counts, bounds, firsts, untils, totals, EARLY: tl.constexp
                 tokens = tl.where(kept, tokens, 0.0)
                 needs_all = (action > RULE_PROBABILITY) | (tl.load(line + HEAD) > MOST_HEAD)
                 left = tl.where(needs_all, 1e9, tl.sum(tokens, 0)).to(tl.int32)
+                # The next token after the border has to be in order too. The border is known to a bin only,
+                # and that of typical-p less well: distances on both sides of the entropy are compared.
+                last = tl.max(tl.where(tokens > 0.0, bins, 0), 0) + tl.where(action == RULE_TYPICAL, 64, 1)
+                last = tl.min(tl.where((numbers > 0) & (bins > last), bins, BINS - 1), 0)
                 # These keep the last tokens, or need more sums over all.
                 keeps_last = (action == RULE_EXCLUDE) | (action == RULE_SIGMA)
-                last = tl.where(keeps_last, BINS - 1, tl.max(tl.where(tokens > 0.0, bins, 0), 0) + 2)
-                until = tl.where(first < 0, tl.minimum(last, BINS - 1), until)
+                last = tl.where(keeps_last, BINS - 1, last)
+                until = tl.where(first < 0, last, until)
                 first = tl.where(first < 0, left, first)
         left_bins = tokens > 0.0
         tl.store(bounds + 2 * number, tl.min(tl.where(left_bins, bins, BINS), 0))
