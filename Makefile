@@ -3,7 +3,7 @@
 #   make serve [ARGS=...]     the studio and the same over HTTP, at http://127.0.0.1:8000; docs/server.md
 #   make web                  builds the studio; Node comes from PyPI where there is none
 #   make test [WORKERS=3]     the whole suite in so many processes, with the studio's tests: make test-studio
-#   make test-peers           other clients (openai, langchain, litellm, instructor, llm) against the server
+#   make test-peers           other clients (openai, anthropic, ollama, langchain, litellm, instructor, llm) against the server
 #   make test-gpu             the op set torch: its kernels, and on a GPU its promises; docs/ops.md
 #   make test-arm             a run of this machine replayed on ARM, under an emulator; docs/ops.md
 #   make test-cluster         replicas on a real Ray, killed and stopped while they answer; docs/cluster.md
