@@ -29,8 +29,10 @@ from glassloop.model.config import (
     DenseConfig,
     ExpertsConfig,
     LayerConfig,
+    Mixer,
     ModelConfig,
     NormConfig,
+    ShortConvConfig,
 )
 from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.drafting_transformer import DraftingTransformer
@@ -68,12 +70,20 @@ def tokenizer(chat_template: str | None = None) -> Tokenizer:
     )
 
 
+# The recurrent mixers, each in a small size.
+MIXERS: dict[str, Mixer] = {"short_conv": ShortConvConfig(40, 3)}
+
+
 @cache
 def model(
-    window: int | None = None, ops: str = "native", seed: int = 0, experts: bool = False
+    window: int | None = None,
+    ops: str = "native",
+    seed: int = 0,
+    experts: bool = False,
+    mixer: str = "attention",
 ) -> Transformer:
     """With a window, one layer of two looks back only so far. With experts, there is a third layer, of which
-    a token takes two of five experts."""
+    a token takes two of five experts. With another mixer than attention, a further layer has that."""
     rope = Rope(10000.0, 16)
     norm = NormConfig(1e-5)
 
@@ -84,6 +94,8 @@ def model(
     if experts:
         routed = ExpertsConfig(32, Routing(5, 2, normalized=True), shared=DenseConfig(32), shared_gate=True)
         layers += (replace(layer(None), feed_forward=routed),)
+    if mixer != "attention":
+        layers = (replace(layer(None), mixer=MIXERS[mixer]), *layers)
     config = ModelConfig("random", 257, 32, CONTEXT, layers, norm)
     weights = random_weights(config, seed)
     return Transformer(config, weights, _op_set(ops))
@@ -134,8 +146,10 @@ def with_adapters(transformer: Transformer) -> Transformer:
 
 
 def loop(transformer: Transformer, pages: int = 1000, **options: Any) -> Loop:
-    size = transformer.page_bytes
-    made = Loop(transformer, tokenizer(), tokenizer().piece, pages * size, **options)
+    memory = pages * transformer.page_bytes
+    if transformer.cache_plan.states is not None:
+        memory *= 2
+    made = Loop(transformer, tokenizer(), tokenizer().piece, memory, **options)
     for number, adapter in enumerate(transformer.adapters.loaded):
         if adapter is not None:
             made.adapters.add(adapter.name, LoadedAdapter(number, adapter.sha256))

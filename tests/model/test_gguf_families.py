@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "ernie4_5-moe": "ernie4_5-moe",
     "hunyuan-moe": "hunyuan-moe",
+    "lfm2-adjusted": "lfm2",
 }
 
 

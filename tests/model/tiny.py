@@ -38,6 +38,7 @@ _SIZES = {
     "eos_token_id": 2,
 }
 _HEAD = {"head_dim": 16}
+_CONV = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 _GPT = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": 1}
 
 
@@ -107,6 +108,22 @@ TINY = [
         {"layer_types": None},
     ),
     Tiny("qwen3", "Qwen3ForCausalLM", "Qwen3Config", _SIZES | _HEAD),
+    Tiny(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        _SIZES | _CONV | {"conv_bias": True, "block_auto_adjust_ff_dim": False},
+    ),
+    Tiny(
+        "lfm2-adjusted",
+        "Lfm2ForCausalLM",
+        "Lfm2Config",
+        _SIZES
+        | _CONV
+        | {"conv_L_cache": 4, "block_multiple_of": 24, "block_ffn_dim_multiplier": 1.2}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
+        {"rope_parameters": None, "rope_theta": 1_000_000.0, "layer_types": None, "full_attn_idxs": [1]},
+    ),
     Tiny(
         "gemma2",
         "Gemma2ForCausalLM",

@@ -34,6 +34,17 @@ _LAYER = {
     "post_attention_layernorm": "ffn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "operator_norm": "attn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
     "ln_1": "attn_norm",
     "ln_2": "ffn_norm",
     "attn.c_attn": "attn_qkv",
@@ -44,6 +55,7 @@ _LAYER = {
 _TOP = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
     "lm_head": "output",
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",
@@ -58,7 +70,10 @@ def write_gguf(model: Any, path: Path, architecture: str, half: bool = False) ->
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
     writer.add_context_length(config.max_position_embeddings)
-    writer.add_feed_forward_length(4 * config.hidden_size if gpt else config.intermediate_size)
+    ffn_dim = 4 * config.hidden_size if gpt else config.intermediate_size
+    if architecture == "lfm2":
+        ffn_dim = model.model.layers[0].feed_forward.w1.weight.shape[0]
+    writer.add_feed_forward_length(ffn_dim)
     writer.add_head_count(config.num_attention_heads)
     if gpt:
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -71,6 +86,8 @@ def write_gguf(model: Any, path: Path, architecture: str, half: bool = False) ->
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.to(torch.float32).numpy()
+        if ".conv.conv." in name and values.ndim == 3:
+            values = values[:, 0]
         stem, suffix = name.rsplit(".", 1)
         if stem.endswith(".experts"):
             _add_experts(writer, f"blk.{stem.split('.')[2]}", suffix, values, half)
@@ -144,8 +161,12 @@ def _add_routing(writer: gguf.GGUFWriter, config: Any) -> None:
 def _add_rotary(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     config.head_dim = head_dim
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps if architecture == "lfm2" else config.rms_norm_eps)
+    kv_heads: Any = config.num_key_value_heads
+    if "conv" in (getattr(config, "layer_types", None) or ()):
+        kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_head_count_kv(kv_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)

@@ -30,6 +30,7 @@ from glassloop.ops.protocol import Array, Ops, QueryGrowth
 from glassloop.ops.quant import FORMATS, Float32, Format
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.routing import PLAIN_GATING, Expert, Gating, Router, Routing
+from glassloop.ops.state_cache import StateSpec
 from glassloop.ops.tensor import Tensor
 
 # The largest difference from the reference, in parts of the largest result of a row.
@@ -98,6 +99,8 @@ def results(case: Case, ops: Ops, rows: Sequence[int] | None = None) -> Float32:
         np.arange(end - count, end, dtype=np.int32)[::-1].reshape(1, -1).copy()
         for count, end in zip(needed, ends.tolist(), strict=True)
     ]
+    if "conv" in case.needs:
+        pages, tables = [*pages, _slots(case, ops, sum(needed))], [_with_lines(table) for table in tables]
     starts = np.cumsum([0, *[count for _, count in spans]]).tolist()
     if rows is None:
         work = [
@@ -114,6 +117,18 @@ def results(case: Case, ops: Ops, rows: Sequence[int] | None = None) -> Float32:
     return np.concatenate(steps)
 
 
+def _slots(case: Case, ops: Ops, pages: int) -> Any:
+    """Returns slots for a convolution: one for each border and one for each token."""
+    taps, channels = case.weights["kernel"].shape
+    return ops.states(StateSpec(1, (taps - 1) * channels, channels), pages, pages * PAGE)
+
+
+def _with_lines(table: np.ndarray) -> np.ndarray:
+    """Returns a page table with the lines of recurrent layers: slots by the numbers of the pages."""
+    rows = table * PAGE + np.arange(PAGE, dtype=np.int32)[:, None]
+    return np.concatenate([table, table, rows])
+
+
 def _run(program: Any, ops: Ops, batch: Batch, pages: Any) -> Float32:
     with np.errstate(all="ignore"):
         return np.array(ops.host(program(batch, pages)), np.float32)
@@ -121,7 +136,7 @@ def _run(program: Any, ops: Ops, batch: Batch, pages: Any) -> Float32:
 
 def _prepared(name: str, value: Any, ops: Ops) -> Any:
     if isinstance(value, Tensor):
-        return ops.matrix(value) if len(value.shape) == 2 else ops.vector(value)
+        return ops.matrix(value) if len(value.shape) == 2 and name != "kernel" else ops.vector(value)
     down, up, scale = value
     return ops.low_rank(down, up, scale)
 
@@ -162,6 +177,7 @@ def cases() -> Iterator[Case]:
     yield from _adapters()
     yield from _norms()
     yield from _pointwise()
+    yield from _convolutions()
     yield from _attention()
     yield from _routes()
     yield from _experts()
@@ -282,7 +298,7 @@ def _norms() -> Iterator[Case]:
 def _pointwise() -> Iterator[Case]:
     special = np.array([SPECIAL, SPECIAL[::-1]], np.float32)
     plain = _values(18, 3, 37, size=3.0)
-    for kind in ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2"):
+    for kind in ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2", "none"):
 
         def activate(x: Array, part: Part, kind: Any = kind) -> Array:
             return _taken(part.ops.activate(x, kind), part)
@@ -307,6 +323,24 @@ def _pointwise() -> Iterator[Case]:
         yield Case(f"add{what}", x, add, ("add", "scale"))
         yield Case(f"scale{what}", x, scale, ("scale",), "float")
         yield Case(f"softcap{what}", x, softcap, ("softcap",))
+
+
+def _convolutions() -> Iterator[Case]:
+    sizes = ((3, 37, 70, True), (4, 16, 33, False), (1, 5, 3, True), (4, 130, 65, True))
+    for taps, channels, rows, bias in sizes:
+        for kind in ("none", "silu"):
+
+            def compute(x: Array, part: Part, kind: Any = kind) -> Array:
+                kernel, bias = part.weights["kernel"], part.weights.get("bias")
+                return _taken(part.ops.conv(x, kernel, bias, kind, part.batch, part.pages, (1, 0)), part)
+
+            weights = {"kernel": Tensor.of("kernel", _values(60, taps, channels))}
+            if bias:
+                weights["bias"] = Tensor.of("bias", _values(61, 1, channels)[0])
+            spans = ((0, rows - rows // 3), (0, rows // 3))
+            name = f"convolution over {taps} tokens of {channels} channels, {kind}"
+            needs = ("conv", "states", f"gate:{kind}")
+            yield Case(name, _values(62, rows, channels), compute, needs, "float", weights, spans)
 
 
 def _attention() -> Iterator[Case]:

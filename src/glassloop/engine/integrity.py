@@ -26,7 +26,10 @@ def check_tree(
             if index >= path.behind:
                 needed[node.number] = needed.get(node.number, 0) + 1
                 must(GONE not in node.pages, "what a path can see has its pages")
-                must(path.table[:, index].tolist() == node.pages, "a path's table names its nodes' pages")
+                must(
+                    path.table[: len(node.pages), index].tolist() == node.pages,
+                    "a path's table names its nodes' pages",
+                )
             above = path.nodes[index - 1] if index else roots[path.adapter, path.realm]
             if node.parent is None:
                 private[node.number] = node
@@ -35,7 +38,7 @@ def check_tree(
                 must(node.parent is above, "a path follows the tree")
     pages = [*pool.free, *(page for node in private.values() for page in node.pages if page != GONE)]
     count = len(private)
-    for node in _nodes(roots):
+    for node in nodes_of(roots):
         count += 1
         must(node.refs == refs.get(node.number, 0), "refs counts the paths through a node")
         must(node.needed == needed.get(node.number, 0), "needed counts the paths that see a node")
@@ -55,7 +58,8 @@ def _first_seen(pool: NodePool, path: KVPath) -> int:
     return max(0, path.length - widest + 1) // PAGE
 
 
-def _nodes(roots: Mapping[tuple[int, str], Node]) -> Iterator[Node]:
+def nodes_of(roots: Mapping[tuple[int, str], Node]) -> Iterator[Node]:
+    """Yields all nodes of the tree, but for the roots."""
     waiting = list(roots.values())
     while waiting:
         for children in waiting.pop().children.values():

@@ -6,7 +6,7 @@ are evicted first. Which paths go through which nodes is the affair of the tree 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -38,6 +38,12 @@ class Node:
     refs: int = 0  # paths through it
     needed: int = 0  # paths that can still see it through a window
     used: int = 0  # when a path last entered or left it
+    # Of recurrent layers (engine/state_slots.py): the slot of the state after its last token, those of the
+    # rows of its first tokens, and how many of these have been computed.
+    end: int = GONE
+    end_ready: bool = False
+    rows: list[int] = field(default_factory=list)
+    rows_ready: int = 0
 
     def __post_init__(self) -> None:
         if self.parent is not None:
@@ -47,17 +53,19 @@ class Node:
 class KVPath:
     """The nodes of one branch, from the root on, held until the path is released."""
 
-    __slots__ = ("adapter", "behind", "fresh", "length", "nodes", "realm", "table")
+    __slots__ = ("adapter", "behind", "first_open", "fresh", "length", "nodes", "realm", "table")
 
-    def __init__(self, groups: int, adapter: int, realm: str) -> None:
+    def __init__(self, lines: int, adapter: int, realm: str) -> None:
         self.adapter = adapter  # the number of the adapter that its tokens are computed with; 0: none
         self.realm = realm  # only paths of the same realm share nodes
         self.nodes: list[Node] = []
         self.length = 0  # in tokens; the last node may hold more tokens, of other paths
         self.behind = 0  # how many nodes lie wholly behind the widest window
+        self.first_open = 0  # the first node whose rows of recurrent layers it needs
         self.fresh: list[tuple[Node, int]] = []  # (node, end): this step computes the tokens before `end`
-        # [groups, pages]; GONE where the path has no node, which no batch can mistake for a page.
-        self.table: Int32 = np.full((groups, 8), GONE, np.int32)
+        # [lines, pages]; GONE where the path has no node, which no batch can mistake for a page. The first
+        # lines are those of the groups of layers; recurrent layers have theirs after them.
+        self.table: Int32 = np.full((lines, 8), GONE, np.int32)
 
     def point(self, index: int, pages: Sequence[int]) -> None:
         """Enters the pages of the node at this index into the page table."""
@@ -70,12 +78,12 @@ class KVPath:
         """Enters the pages of the first nodes into the page table."""
         if not pages:
             return
-        groups, width = self.table.shape
+        lines, width = self.table.shape
         while width < len(pages):
             width *= 2
         if width > self.table.shape[1]:
-            self.table = np.full((groups, width), GONE, np.int32)
-        self.table[:, : len(pages)] = np.maximum(np.array(pages, np.int32).T, 0)
+            self.table = np.full((lines, width), GONE, np.int32)
+        self.table[: len(pages[0]), : len(pages)] = np.maximum(np.array(pages, np.int32).T, 0)
 
 
 class NodePool:
@@ -89,6 +97,7 @@ class NodePool:
         self.free = list(range(pages - 1, -1, -1))
         self.count = 0  # nodes that have pages
         self.evicted = 0  # nodes, since the start
+        self.give_back_slots: Callable[[Node], None] | None = None  # of recurrent layers, if there are any
         self._numbers = count(1)
         self._lru: list[tuple[int, int, int, Node]] = []  # (used, -depth, number, node); stale ones stay in
 
@@ -118,7 +127,9 @@ class NodePool:
             self.may_go(parent)
 
     def give_back(self, node: Node) -> None:
-        """Frees all pages of a node."""
+        """Frees all pages of a node, and its slots."""
+        if self.give_back_slots is not None:
+            self.give_back_slots(node)
         for group, page in enumerate(node.pages):
             if page != GONE:
                 self._free(node, group)

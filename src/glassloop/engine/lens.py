@@ -59,7 +59,7 @@ class Lenses:
         place, from 0 (from the end if negative), or by its text: then the last such one is meant."""
         check_deadline(deadline)
         llm, (ids, at) = self._llm, self._place(text, token)
-        context, count = ids[: at + 1], len(llm.config.layers)
+        context, count = ids[: at + 1], len(llm.config.attention_layers)
         each = max(1, _KEYS // len(context))
         parts, adapter = [], self._adapter(text, at)
         for first in range(0, count, each):

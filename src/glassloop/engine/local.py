@@ -145,6 +145,10 @@ class LocalModel(LanguageModel):
     def mask(self) -> Mask:
         """What masked rows are for this model. Raises if it has been trained on none."""
         config = self.config
+        if config.is_recurrent:
+            raise GlassloopError(
+                f"{self.name} has recurrent layers, whose rows see nothing after them: it cannot fill masks"
+            )
         if config.mask_token is not None:
             return Mask(config.mask_token, whole=True, shifted=config.masks_shifted)
         if self._mask is None and (file := shipped_holes(self._loaded_as)) is not None:
@@ -158,6 +162,8 @@ class LocalModel(LanguageModel):
 
     @property
     def can_diffuse(self) -> bool:
+        if self.config.is_recurrent:
+            return False
         has_mask = self.config.mask_token is not None or self._mask is not None
         return has_mask or shipped_holes(self._loaded_as) is not None
 
@@ -166,6 +172,8 @@ class LocalModel(LanguageModel):
         that the model computes."""
         from glassloop.model.adapter import Adapter, read_adapter
 
+        if self.config.is_recurrent:
+            raise GlassloopError(f"{self.name} has recurrent layers; a model without them can fill masks")
         holes = adapter
         if not isinstance(holes, Adapter):
             holes = read_adapter(check_path("adapter", holes), self.config)

@@ -8,6 +8,9 @@ evicted first. So the tree of prefixes, of forks, of beams and of samples is one
 Keys and values depend on the adapter that acted on the tokens, so each adapter has a root of its own; so has
 each realm, a client that is kept apart from the others (`Request.realm`).
 
+Recurrent layers keep states at the ends of pages and rows of single tokens, in slots that nodes have beside
+their pages (engine/state_slots.py). Where some are missing, a path begins a little earlier.
+
 Layers with a sliding window have pages of their own. A page that lies behind the window of every path is
 needed again only if a path comes back to it, so it may be given back before its node is evicted.
 """
@@ -17,13 +20,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from glassloop.engine.call_plan import PageCopy
-from glassloop.engine.integrity import check_tree, must
+from glassloop.engine.integrity import check_tree, must, nodes_of
 from glassloop.engine.kv_nodes import GONE, KVPath, Node, NodePool, NoRoom
+from glassloop.engine.state_slots import StateSlots
 from glassloop.errors import GlassloopError
 from glassloop.model.transformer import Transformer
 from glassloop.ops.batch import PAGE, pages_for
 from glassloop.ops.kv_cache import Pages
 from glassloop.ops.memory import check_room, format_bytes
+from glassloop.ops.state_cache import lines_of
 
 _MANY_ROOTS = 1024  # from which on those without nodes are dropped
 
@@ -32,24 +37,33 @@ class KVTree:
     def __init__(self, transformer: Transformer, memory: int) -> None:
         """Allocates pages for keys and values, at most this many bytes for all groups of layers together."""
         self.page_bytes = transformer.page_bytes
-        self.capacity = memory // self.page_bytes  # tokens' pages, if no window gives any back
-        if self.capacity < 2:
-            raise GlassloopError(
-                f"kv_memory is {memory} bytes; at least {2 * self.page_bytes} are expected for this model"
-            )
-        least = f"give less, at least {format_bytes(2 * self.page_bytes)}, or end other programs"
-        check_room("kv_memory is", memory, transformer.ops.free_memory(), least)
+        plan = transformer.cache_plan
+        least = plan.least(transformer.ops)
+        if memory < least:
+            raise GlassloopError(f"kv_memory is {memory} bytes; at least {least} are expected for this model")
+        remedy = f"give less, at least {format_bytes(least)}, or end other programs"
+        check_room("kv_memory is", memory, transformer.ops.free_memory(), remedy)
         self.memory = memory
+        self.paths: set[KVPath] = set()
+        states, rows = plan.slot_counts(memory)
+        for_pages = memory - plan.slot_bytes(states, rows)
+        self.capacity = for_pages // self.page_bytes  # tokens' pages, if no window gives any back
         # All groups take their pages from one pool, which is named once for each.
-        self.pages: list[Pages] = transformer.ops.cache(transformer.cache_specs, memory)
-        self._nodes = NodePool(self.pages[0].count, [spec.window for spec in transformer.cache_specs])
+        self.pages: list[Pages] = transformer.ops.cache(plan.specs, for_pages)
+        self._nodes = NodePool(self.pages[0].count, [spec.window for spec in plan.specs])
         self._widest = self._nodes.widest
+        self.slots: StateSlots | None = None  # of recurrent layers, if there are any
+        if plan.states is not None:
+            self.pages.append(transformer.ops.states(plan.states, states, rows))
+            self.slots = StateSlots(states, rows, self.paths)
+            self._nodes.give_back_slots = self.slots.give_back
+        self._lines = lines_of(self.pages)
         self.root = Node(None, [], [], 0)  # of what was computed without an adapter
         self.roots = {(0, ""): self.root}  # by adapter and realm
+        self._slot_bytes = plan.slot_bytes
         self._clock = 0
         self._promises = 0  # the last number that stood for a token
         self._copies: list[PageCopy] = []  # that are to be made before the next rows are computed
-        self.paths: set[KVPath] = set()
         self.held = 0  # nodes that some path goes through
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -57,7 +71,7 @@ class KVTree:
     def match(self, tokens: Sequence[int], limit: int, adapter: int = 0, realm: str = "") -> KVPath:
         """Returns a new path along the longest prefix of the tokens that was computed with this adapter in
         this realm, at most `limit` of them."""
-        path = KVPath(len(self.pages), adapter, realm)
+        path = KVPath(self._lines, adapter, realm)
         self.paths.add(path)
         matched: list[Node] = []
         length = 0
@@ -111,10 +125,12 @@ class KVTree:
                     node = self._part(path, offset, tokens[at : at + most])
                     present = node.tokens[offset : offset + most]
                 node.tokens.extend(tokens[at + len(present) : at + most])
-                if node.ready < offset + most:
+                if node.ready < offset + most or self.slots is not None:
                     path.fresh.append((node, offset + most))
                 path.length += most
                 at += most
+            if self.slots is not None:
+                self.slots.reserve(path, before)
         except NoRoom:
             self.cut(path, before)
             raise
@@ -125,7 +141,7 @@ class KVTree:
         number that stands for it and for no other token. `fulfil` replaces it; `cut` takes it back."""
         self._promises -= 1
         offset = path.length % PAGE
-        if offset and len(path.nodes[-1].tokens) == offset and not self._widest:
+        if offset and len(path.nodes[-1].tokens) == offset and not self._widest and self.slots is None:
             node = path.nodes[-1]  # the same as `extend` does, for the usual case
             node.tokens.append(self._promises)
             path.length += 1
@@ -150,11 +166,17 @@ class KVTree:
         """Notes that the forward pass has run: the tokens of the last extension can be matched now."""
         for node, ready in path.fresh:
             node.ready = max(node.ready, ready)
+        if self.slots is not None:
+            self.slots.computed(path)
         path.fresh.clear()
 
     def cut(self, path: KVPath, length: int) -> None:
-        """Shortens a path by tokens of its last extension; no others can be taken back."""
+        """Shortens a path by tokens of its last extension; no others can be taken back. Where recurrent
+        layers do not keep what they need to go on there, it becomes shorter than that."""
         path.fresh.clear()
+        if self.slots is not None:
+            length = self.slots.usable(path.nodes, length)
+            path.first_open = min(path.first_open, length // PAGE)
         if len(path.nodes) > pages_for(length):
             while len(path.nodes) > pages_for(length):
                 self._leave(path)
@@ -166,16 +188,20 @@ class KVTree:
             if tail.refs == 1 and not tail.children and len(tail.tokens) > offset:
                 del tail.tokens[offset:]
                 tail.ready = min(tail.ready, offset)
+                if self.slots is not None:
+                    self.slots.truncate(tail)
 
     def fork(self, path: KVPath) -> KVPath:
-        twin = KVPath(len(self.pages), path.adapter, path.realm)
+        twin = KVPath(self._lines, path.adapter, path.realm)
         self.paths.add(twin)
         self._enter(twin, path.nodes, path.length)
         return twin
 
     def scratch(self, path: KVPath) -> KVPath:
         """Returns a fork of a path that `reserve` can lengthen by pages of its own, which no other path can
-        match. For tokens whose keys and values are not those of a plain text."""
+        match. For tokens whose keys and values are not those of a plain text: recurrent layers have no such
+        rows."""
+        assert self.slots is None, "tasks with such rows are refused"
         twin, offset = self.fork(path), path.length % PAGE
         if offset:
             try:
@@ -231,10 +257,16 @@ class KVTree:
 
     @property
     def used_bytes(self) -> int:
-        return (self._nodes.page_count - len(self._nodes.free)) * self.page_bytes // len(self.pages)
+        used = self._nodes.page_count - len(self._nodes.free)
+        in_pages = used * self.page_bytes // len(self._nodes.windows)
+        if self.slots is None:
+            return in_pages
+        return in_pages + self._slot_bytes(self.slots.states_kept, self.slots.rows_kept)
 
     def room_beside(self, tokens: int) -> bool:
         """Returns whether this many more tokens fit beside what is held now."""
+        if self.slots is not None and not self.slots.has_room(len(self.paths)):
+            return False
         return self.held + pages_for(tokens) < self.capacity
 
     def room_for(self, tokens: int) -> bool:
@@ -291,8 +323,10 @@ class KVTree:
     def _visible(self, nodes: list[Node], length: int) -> int:
         """Returns how much of a matched prefix can be used: a window needs all pages it looks back on."""
         if self._widest == 0:
-            return length
+            return length if self.slots is None else self.slots.usable(nodes, length)
         while length > 0:
+            if self.slots is not None:
+                length = self.slots.usable(nodes, length)
             first = max(0, length - self._widest + 1) // PAGE
             gone = [index for index in range(first, pages_for(length)) if GONE in nodes[index].pages]
             if not gone:
@@ -312,6 +346,8 @@ class KVTree:
         path.nodes.extend(held)
         path.point_all([node.pages for node in held])
         path.length = length
+        if self.slots is not None:
+            self.slots.enter(path)
         self._look_back(path, length)
 
     def _hold(self, path: KVPath, node: Node) -> None:
@@ -334,6 +370,8 @@ class KVTree:
         node.used = self._clock
         if node.refs == 0:
             del node.tokens[node.ready :]  # reserved, never computed
+            if self.slots is not None:
+                self.slots.truncate(node)
         if node.parent is None:
             self._nodes.give_back(node)  # it is private, so no other path can come back to it
         elif node.tokens:
@@ -368,7 +406,8 @@ class KVTree:
         shared = path.nodes[-1]
         assert shared.parent is not None
         for sibling in shared.parent.children.get(shared.key, ()):
-            if _goes_on(sibling, shared, offset, tokens):
+            keeps_rows = self.slots is None or sibling.rows_ready >= offset
+            if keeps_rows and _goes_on(sibling, shared, offset, tokens):
                 self._leave(path)
                 self._hold(path, sibling)
                 return sibling
@@ -379,8 +418,12 @@ class KVTree:
                 raise
             del shared.tokens[offset:]  # no other path holds them
             shared.ready = offset
+            if self.slots is not None:
+                self.slots.truncate(shared)
             return shared
         self._copy(shared, node)
+        if self.slots is not None:
+            self.slots.share_rows(shared, node, offset)
         node.ready = offset
         self._leave(path)
         self._hold(path, node)
@@ -389,8 +432,13 @@ class KVTree:
     def check_integrity(self) -> None:
         """Raises if a count is wrong. Runs in tests, and when the engine is idle."""
         check_tree(self._nodes, self.paths, self.roots, self.held)
-        pools = {id(pool): pool.count * pool.page_bytes for pool in self.pages}
-        must(sum(pools.values()) <= self.memory, "all pages fit into the memory")
+        groups = self.pages[: len(self._nodes.windows)]
+        pools = {id(pool): pool.count * pool.page_bytes for pool in groups}
+        slots = 0
+        if self.slots is not None:
+            self.slots.check(list(nodes_of(self.roots)))
+            slots = self._slot_bytes(self.slots.state_count, self.slots.row_count)
+        must(sum(pools.values()) + slots <= self.memory, "all pages fit into the memory")
 
 
 def _goes_on(sibling: Node, shared: Node, offset: int, tokens: Sequence[int]) -> bool:

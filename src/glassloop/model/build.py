@@ -5,13 +5,14 @@ Both readers end here (`config_hf.py`, `config_gguf.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from glassloop.errors import ModelError
-from glassloop.model.config import FeedForward, LayerConfig, Mixer, ModelConfig, NormConfig
+from glassloop.model.config import AttentionConfig, FeedForward, LayerConfig, Mixer, ModelConfig, NormConfig
 from glassloop.model.families import ModelFamily
 from glassloop.model.rope import Rope
 
@@ -39,11 +40,12 @@ class LayerSizes(NamedTuple):
 def build_config(
     family: ModelFamily,
     *,
-    mixer: Mixer,
+    mixer: AttentionConfig,  # of the layers with attention
     feed_forwards: Sequence[FeedForward],  # of each layer
     norm: NormConfig,
     reaches: Sequence[Reach],  # of each layer
     sizes: Sequence[LayerSizes] | None = None,  # of each layer, where a file lists them
+    others: Mapping[int, Mixer] = MappingProxyType({}),  # by layer: a mixer in place of `mixer`
     vocab_size: int,
     dim: int,
     context: int,
@@ -67,12 +69,15 @@ def build_config(
         )
         for (window, rope), size, feed_forward in set(kinds)
     }
+    chosen = [layers[kind] for kind in kinds]
+    for index, other in others.items():
+        chosen[index] = replace(chosen[index], mixer=other)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
         dim=dim,
         context=context,
-        layers=tuple(layers[kind] for kind in kinds),
+        layers=tuple(chosen),
         final_norm=norm if family.final_norm else None,
         positions=family.positions,
         position_offset=family.position_offset,

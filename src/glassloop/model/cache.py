@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from glassloop.model.transformer import Transformer
-from glassloop.ops.batch import Batch, pages_for
+from glassloop.ops.batch import PAGE, Batch, pages_for
 from glassloop.ops.quant import Float32
 
 
@@ -20,6 +20,10 @@ class Branches:
         self._model = model
         self._each = pages_for(tokens)
         self.pages = model.ops.cache(model.cache_specs, self._each * branches * model.page_bytes)
+        self._groups = len(self.pages)
+        if model.cache_plan.states is not None:  # a slot for each border and each token
+            pages = self._each * branches
+            self.pages.append(model.ops.states(model.cache_plan.states, pages, pages * PAGE))
         self._tables: dict[int, np.ndarray] = {}
 
     def forward(
@@ -39,6 +43,14 @@ class Branches:
 
     def _table(self, branch: int) -> np.ndarray:
         """Returns the page table of a branch; a new branch gets the next free pages."""
-        size = self._each * len(self.pages)
-        pages = np.arange(size * len(self._tables), size * (len(self._tables) + 1), dtype=np.int32)
-        return self._tables.setdefault(branch, pages.reshape(len(self.pages), -1))
+        if branch in self._tables:
+            return self._tables[branch]
+        number, each = len(self._tables), self._each
+        size = each * self._groups
+        table = np.arange(size * number, size * (number + 1), dtype=np.int32).reshape(self._groups, each)
+        if len(self.pages) > self._groups:
+            borders = np.arange(each * number, each * (number + 1), dtype=np.int32)
+            rows = borders * PAGE + np.arange(PAGE, dtype=np.int32)[:, None]
+            table = np.concatenate([table, borders[None], rows])
+        self._tables[branch] = table
+        return table

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 from glassloop.model.rope import PartScaling, Rope
 from glassloop.ops.kv_cache import CacheSpec, Place
 from glassloop.ops.protocol import Activation, QueryGrowth
 from glassloop.ops.routing import PLAIN_GATING, Gating, Routing
+from glassloop.ops.state_cache import StateSpec
 
 # Far above any model that exists, far below what would hang or exhaust a machine.
 _MOST = {
@@ -27,6 +29,8 @@ _MOST = {
     "head_dim": 1 << 14,
     "context": 1 << 24,
     "window": 1 << 24,
+    "channels": 1 << 20,
+    "width": 16,
 }
 MOST_LAYERS = 4096
 _MOST_SINUSOIDS = 1 << 24  # numbers in a table that no file holds: 64 MiB
@@ -178,7 +182,31 @@ class ExpertsConfig(_Checked):
         return shapes | (_linear("shared_gate", 1, dim, False) if self.shared_gate else {})
 
 
-Mixer = AttentionConfig
+@dataclass(frozen=True)
+class ShortConvConfig(_Checked):
+    """A mixer in which each channel of a token is a weighted sum of that of the last few tokens, gated before
+    and after: LFM2's."""
+
+    channels: int
+    width: int  # of the convolution, in tokens
+    bias: bool = False
+    kv_from: None = None  # it reads no keys
+
+    @property
+    def cache(self) -> StateSpec:
+        """What the layer keeps: of a token its channels, at a border those of the tokens before it."""
+        return StateSpec(1, (self.width - 1) * self.channels, self.channels)
+
+    def shapes(self, dim: int) -> Shapes:
+        shapes: Shapes = {"conv.weight": (self.channels, self.width)}
+        if self.bias:
+            shapes["conv.bias"] = (self.channels,)
+        for name in ("conv_before", "conv_after", "conv_in"):
+            shapes |= _linear(name, self.channels, dim, self.bias)
+        return shapes | _linear("conv_out", dim, self.channels, self.bias)
+
+
+Mixer = AttentionConfig | ShortConvConfig
 FeedForward = DenseConfig | ExpertsConfig
 # pre: of what goes into a sublayer. post: of the sum after it. output: of what a sublayer returns.
 # sandwich: of its input and of its output.
@@ -239,6 +267,10 @@ class ModelConfig(_Checked):
             raise ValueError(f"mask_token is {self.mask_token}; 0 to {self.vocab_size - 1} is expected")
         if not 0 < len(self.layers) <= MOST_LAYERS:
             raise ValueError(f"layers is {len(self.layers)}; 1 to {MOST_LAYERS} is expected")
+        if not self.attention_layers:
+            raise ValueError("no layer has attention; at least one is expected")
+        if self.mask_token is not None and self.is_recurrent:
+            raise ValueError("mask_token is set; a model with recurrent layers cannot fill masks")
         for index, layer in enumerate(self.layers):
             self._check_shared(index, layer.mixer)
         positions = self.context + self.position_offset
@@ -251,13 +283,14 @@ class ModelConfig(_Checked):
         source = mixer.kv_from
         if source is None:
             return
-        if not 0 <= source < index or self.layers[source].mixer.kv_from is not None:
+        keeps = self.layers[source].mixer.kv_from is None if 0 <= source < index else False
+        if not keeps:
             raise ValueError(f"layer {index} reads the keys of layer {source}, which keeps none before it")
         if self.layers[source].mixer.cache != mixer.cache:
             raise ValueError(f"layer {index} reads the keys of layer {source}, whose heads or window differ")
 
     @property
-    def caches(self) -> list[CacheSpec]:
+    def caches(self) -> list[CacheSpec | StateSpec]:
         """What each layer keeps that does not read the keys and values of another one."""
         return [layer.mixer.cache for layer in self.layers if layer.mixer.kv_from is None]
 
@@ -271,19 +304,42 @@ class ModelConfig(_Checked):
             of_layers.append(next(left) if source is None else of_layers[source])
         return [*of_layers, *left]
 
-    # The sizes of the first layer: in most models all layers are alike.
+    @property
+    def attention(self) -> AttentionConfig:
+        """The first layer with attention: in most models all such layers are alike."""
+        return self.attention_layers[0]
+
+    @cached_property
+    def attention_layers(self) -> list[AttentionConfig]:
+        """The mixers of the layers with attention, of which every model has one."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig)]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers keep a state of the text before, so that each token is seen by all later
+        ones only through that."""
+        return len(self.attention_layers) < len(self.layers)
+
+    @property
+    def ropes(self) -> list[Rope]:
+        """The rotary positions that there are."""
+        mixers = self.attention_layers
+        ropes = dict.fromkeys(rope for mixer in mixers for rope in (mixer.rope, mixer.query_rope))
+        return [rope for rope in ropes if rope is not None]
+
+    # The sizes of the first layer of its kind.
 
     @property
     def heads(self) -> int:
-        return self.layers[0].mixer.heads
+        return self.attention.heads
 
     @property
     def kv_heads(self) -> int:
-        return self.layers[0].mixer.kv_heads
+        return self.attention.kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.layers[0].mixer.head_dim
+        return self.attention.head_dim
 
     @property
     def ffn_dim(self) -> int:

@@ -4,7 +4,7 @@ whether the language head is a matrix of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from glassloop.model.config import (
 from glassloop.model.config_experts import feed_forwards_from_gguf
 from glassloop.model.families import FAMILY_BY_TYPE, GGUF_WITH_EXPERTS, ModelFamily
 from glassloop.model.layer_sizes import sizes_from_gguf
+from glassloop.model.recurrent_layers import recurrent_from_gguf
 from glassloop.model.rope import LinearScaling, ListedScaling, Rope, Scaling, YarnScaling, long_scaling
 from glassloop.model.unsupported import EXPERTS_GGUF, mixture_of_experts, unknown_family
 from glassloop.ops.exact import log_of
@@ -48,8 +49,9 @@ def config_from_gguf(
     if family.more_layers:
         count = max(count - (fields.whole_or_none("nextn_predict_layers") or 0), 1)
     dim = fields.whole("embedding_length")
+    others = recurrent_from_gguf(fields, family, dim, count)
     heads = _of_each_layer(fields, "attention.head_count", count)
-    kv_heads = _of_each_layer(fields, "attention.head_count_kv", count, heads)
+    kv_heads = _of_each_layer(fields, "attention.head_count_kv", count, heads, others)
     ffn_dims = _of_each_layer(fields, "feed_forward_length", count)
     head_dim = fields.whole("attention.key_length", max(dim // heads[0], 1))
     if fields.whole("attention.value_length", head_dim) != head_dim:
@@ -92,6 +94,7 @@ def config_from_gguf(
             feed_forwards=feed_forwards,
             norm=norm,
             reaches=reaches,
+            others=others,
             sizes=sizes_from_gguf(fields, sizes, reaches, tensors if family.v_norm else None),
             vocab_size=fields.whole("vocab_size", _rows(tensors, "token_embd.weight")),
             dim=dim,
@@ -118,15 +121,23 @@ def _rows(tensors: Mapping[str, Tensor], name: str) -> int | None:
 
 
 def _of_each_layer(
-    fields: Fields, key: str, count: int, defaults: Sequence[int] | None = None
+    fields: Fields,
+    key: str,
+    count: int,
+    defaults: Sequence[int] | None = None,
+    others: Collection[int] = (),
 ) -> Sequence[int]:
-    """Returns a number for each layer: some files list them all, others have one for all layers."""
+    """Returns a number for each layer: some files list them all, others have one for all layers. Of `others`
+    the number does not matter; they get that of the first layer that is none of them."""
     value = fields.get(key)
     if not isinstance(value, np.ndarray):
         return defaults if value is None and defaults else [fields.whole(key)] * count
     if len(value) != count:
         raise fields.error(key, f"has {len(value)} values; one for each of {count} layers is expected")
-    each = (Fields(fields.where, {fields.prefix + key: number}, fields.prefix) for number in value.tolist())
+    numbers = value.tolist()
+    counted = [number for index, number in enumerate(numbers) if index not in others]
+    numbers = [counted[0] if index in others and counted else each for index, each in enumerate(numbers)]
+    each = (Fields(fields.where, {fields.prefix + key: number}, fields.prefix) for number in numbers)
     return [layer.whole(key) for layer in each]
 
 

@@ -20,6 +20,7 @@ from glassloop.model.config import (
 from glassloop.model.config_experts import feed_forwards_from_json
 from glassloop.model.families import FAMILY_BY_TYPE, ModelFamily
 from glassloop.model.layer_sizes import full_head_dim, sizes_from_json
+from glassloop.model.recurrent_layers import lfm2_ffn_dim, recurrent_from_json
 from glassloop.model.rope import (
     LinearScaling,
     Llama3Scaling,
@@ -86,7 +87,7 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             sinks=family.sinks,
         )
         dense = DenseConfig(
-            fields.whole(keys["ffn_dim"], 4 * dim),
+            lfm2_ffn_dim(fields) if family.name == "lfm2" else fields.whole(keys["ffn_dim"], 4 * dim),
             _activation(fields, family),
             family.gated,
             bias=family.other_biases or fields.flag(keys["ffn_bias"], False),
@@ -105,6 +106,7 @@ def config_from_json(where: str, values: Mapping[str, Any]) -> tuple[ModelFamily
             norm=norm,
             reaches=reaches,
             sizes=sizes,
+            others=recurrent_from_json(fields, family, dim, len(reaches)),
             vocab_size=fields.whole(keys["vocab_size"]),
             dim=dim,
             context=context,

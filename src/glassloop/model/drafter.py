@@ -44,6 +44,8 @@ class DrafterConfig:
             )
         if not 0 < self.vocab_size <= config.vocab_size:
             raise ValueError(f"vocab_size is {self.vocab_size}; 1 to {config.vocab_size} is expected")
+        if config.is_recurrent:
+            raise ValueError("the model has recurrent layers; a drafter needs layers with attention alone")
         if len({layer.mixer.cache for layer in config.layers}) > 1:
             raise ValueError(
                 "the layers of the model keep different windows; layers with one cache are expected"
@@ -72,7 +74,7 @@ class DrafterConfig:
 
 def _mixer(config: ModelConfig) -> AttentionConfig:
     """Returns the attention that the drafter's layer has the shape of: that of the model's last layer."""
-    return config.layers[-1].mixer
+    return config.attention_layers[-1]
 
 
 class Drafter:

@@ -52,6 +52,10 @@ class WeightPart(NamedTuple):
     each_head: bool = False  # the parts of each head lie together
 
 
+# What in_proj of LFM2 holds.
+LFM2_PROJECTION = ("conv_before", "conv_after", "conv_in")
+
+
 class Bare(str):
     """The whole name of a weight, to which no .weight is added."""
 
@@ -146,6 +150,9 @@ class ModelFamily(NamedTuple):
     nope_beside_windows: bool = False  # where some layers have a window, the others have no positions
     plain_windows: bool = False  # layers with a window turn without the scaling of the others
     logit_divisor: bool = False  # the factor of the logits is stored as a divisor
+    # What the layers have that have no attention, and what `layer_types` calls them.
+    recurrent: Literal["short_conv"] | None = None
+    recurrent_type: str = ""
     # Trained on whole masked texts: the logits of a row are about its own position, or about the next one.
     masked: Literal["own", "next"] | None = None
 
@@ -164,7 +171,8 @@ class ModelFamily(NamedTuple):
     pairs: bool = False  # the two halves that rotate together are interleaved
     norms_from_zero: bool = False  # a norm's weight is stored minus one
 
-    gguf_layer: Mapping[str, str | WeightPart] = {}  # where a name in GGUF is not that of all families
+    gguf_top: Mapping[str, str] = {}  # where a name in GGUF is not that of all families
+    gguf_layer: Mapping[str, str | WeightPart] = {}
 
     # What GGUF does not say.
     gguf_pairs: bool = False  # the two halves that rotate together are interleaved
@@ -519,6 +527,41 @@ FAMILIES = (
         types=("hunyuan_v1_moe", "hunyuan-moe"),
         title="Hunyuan MoE",
         experts=HUNYUAN_MOE,
+    ),
+    ModelFamily(
+        "lfm2",
+        ("lfm2",),
+        title="LFM2",
+        qk_norm=True,
+        recurrent="short_conv",
+        recurrent_type="conv",
+        keys=COMMON_KEYS | {"norm_eps": "norm_eps"},
+        defaults={"rope_theta": 1_000_000.0, "tie_word_embeddings": True, "norm_eps": 1e-5},
+        top=_LLAMA_TOP | {"final_norm": "embedding_norm"},
+        layer=_LLAMA_LAYER
+        | {
+            "attn_norm": "layers.{i}.operator_norm",
+            "o": "layers.{i}.self_attn.out_proj",
+            "q_norm": "layers.{i}.self_attn.q_layernorm",
+            "k_norm": "layers.{i}.self_attn.k_layernorm",
+            "ffn_norm": "layers.{i}.ffn_norm",
+            "gate": "layers.{i}.feed_forward.w1",
+            "up": "layers.{i}.feed_forward.w3",
+            "down": "layers.{i}.feed_forward.w2",
+            "conv": "layers.{i}.conv.conv",
+            "conv_before": WeightPart("layers.{i}.conv.in_proj", 0, LFM2_PROJECTION),
+            "conv_after": WeightPart("layers.{i}.conv.in_proj", 1, LFM2_PROJECTION),
+            "conv_in": WeightPart("layers.{i}.conv.in_proj", 2, LFM2_PROJECTION),
+            "conv_out": "layers.{i}.conv.out_proj",
+        },
+        gguf_top={"final_norm": "token_embd_norm"},
+        gguf_layer={
+            "conv": "blk.{i}.shortconv.conv",
+            "conv_before": WeightPart("blk.{i}.shortconv.in_proj", 0, LFM2_PROJECTION),
+            "conv_after": WeightPart("blk.{i}.shortconv.in_proj", 1, LFM2_PROJECTION),
+            "conv_in": WeightPart("blk.{i}.shortconv.in_proj", 2, LFM2_PROJECTION),
+            "conv_out": "blk.{i}.shortconv.out_proj",
+        },
     ),
     # Models that fill masks. Only safetensors: in GGUF they have names of their own.
     ModelFamily(

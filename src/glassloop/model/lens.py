@@ -14,7 +14,7 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model.adapted import AdaptedForward
-from glassloop.model.config import ExpertsConfig
+from glassloop.model.config import AttentionConfig, ExpertsConfig
 from glassloop.model.layers.attention import Attention
 from glassloop.model.layers.experts import ALWAYS
 from glassloop.model.transformer import Transformer
@@ -38,14 +38,19 @@ class Lens:
 
     def attention(self, batch: Batch, pages: Sequence[Pages], layers: Sequence[int] | None = None) -> Float32:
         """Returns how much each head of the one wanted row, the batch's last, attends to each token of its
-        branch, in these layers or in all. [layers, heads, length]
+        branch, in these layers or in all: layers with attention are counted, no others. [layers, heads,
+        length]
 
         The op set computes the queries and keys; the weights are computed from them here, in NumPy.
         """
         model, config, span = self._model, self._model.config, batch.spans[0]
         queries = self._queries(batch, pages)
-        chosen = range(len(config.layers)) if layers is None else layers
-        heads = {config.layers[index].mixer.heads for index in chosen}
+        mixers = config.attention_layers
+        places = [
+            number for number, layer in enumerate(config.layers) if isinstance(layer.mixer, AttentionConfig)
+        ]
+        chosen = range(len(mixers)) if layers is None else layers
+        heads = {mixers[index].heads for index in chosen}
         if len(heads) > 1:
             raise ModelError(
                 f"the layers have {min(heads)} to {max(heads)} heads; attention is shown of layers that have"
@@ -53,13 +58,13 @@ class Lens:
             )
         weights = np.zeros((len(chosen), *heads, span.length), np.float32)
         for at, index in enumerate(chosen):
-            mixer, place = config.layers[index].mixer, model.places[index]
+            mixer, place = mixers[index], model.places[places[index]]
             q = model.ops.host(queries[index]).reshape(1, mixer.heads, mixer.head_dim)
             # Behind its window a layer's pages may have been given away.
             first = 0 if mixer.window is None else max(0, span.length - mixer.window)
             keys = pages[place[0]].read_keys(place, span)[first:]
             visible = np.ones((1, len(keys)), bool)
-            attention = model.layers[index][0].parts[0]
+            attention = model.layers[places[index]][0].parts[0]
             sinks = attention.sink_scores if isinstance(attention, Attention) else None
             weights_of_heads = attention_weights(q, keys, visible, mixer.scale, mixer.softcap, sinks)
             weights[at, :, first:] = weights_of_heads.reshape(mixer.heads, -1)

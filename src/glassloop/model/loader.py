@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from glassloop.errors import GlassloopError, ModelError
-from glassloop.model.cache_groups import cache_groups, page_bytes_of
+from glassloop.model.cache_groups import cache_plan
 from glassloop.model.config import UNROUNDED
 from glassloop.model.drafter import DrafterFile, find_drafter
 from glassloop.model.gguf_parts import gguf_headers, open_gguf
@@ -127,8 +127,8 @@ class ModelFiles:
             return ops.matrix_bytes(shape, stored if stored is not None and fits else format)
 
         total = weight_bytes(self.weights.values(), bytes_of)
-        specs, _ = cache_groups(self.config.caches)
-        return ModelMemory(total, page_bytes_of(specs, ops))
+        plan = cache_plan(self.config.caches)
+        return ModelMemory(total, plan.page_bytes(ops))
 
     def transformer(
         self, ops: Ops, weights: str | None = None, drafts: bool | DrafterFile = False
@@ -263,7 +263,7 @@ def describe(path: Path) -> dict[str, object]:
         return facts | {"numbers": stated.parameters, "not_supported": str(error)}
     config = files.config
     types = Counter(tensor.format.name for tensor in files.tensors.values())
-    windows = sorted({window for layer in config.layers if (window := layer.mixer.window) is not None})
+    windows = sorted({window for mixer in config.attention_layers if (window := mixer.window) is not None})
     return {
         "family": config.family,
         "title": files.metadata.get("general.name"),
@@ -271,8 +271,9 @@ def describe(path: Path) -> dict[str, object]:
         "layers": len(config.layers),
         "dim": config.dim,
         "feed_forward_dim": _one_or_each([layer.feed_forward.ffn_dim for layer in config.layers]),
-        "heads": _one_or_each([layer.mixer.heads for layer in config.layers]),
-        "kv_heads": _one_or_each([layer.mixer.kv_heads for layer in config.layers]),
+        "recurrent_layers": len(config.layers) - len(config.attention_layers),
+        "heads": _one_or_each([mixer.heads for mixer in config.attention_layers]),
+        "kv_heads": _one_or_each([mixer.kv_heads for mixer in config.attention_layers]),
         "head_dim": config.head_dim,
         "context": config.context,
         "sliding_windows": windows,

@@ -44,9 +44,11 @@ def check_model(path: Path, ops: str | None = None) -> Iterator[Finding]:
     for note in files.notes:
         yield Finding("left out" if note in files.left_out else "quantized", note)
     yield Finding("op sets", memory_line(files.weights.values()))
-    differ = len({(layer.mixer.heads, layer.mixer.kv_heads) for layer in config.layers}) > 1
+    differ = len({(mixer.heads, mixer.kv_heads) for mixer in config.attention_layers}) > 1
     heads = f"{config.heads} heads, {config.kv_heads} of keys and values{' in the first' if differ else ''}"
-    sizes = f"{len(config.layers)} layers, width {config.dim:,}, {heads}, context {config.context:,}"
+    recurrent = len(config.layers) - len(config.attention_layers)
+    layers = f"{len(config.layers)} layers{f' ({recurrent} recurrent)' if recurrent else ''}"
+    sizes = f"{layers}, width {config.dim:,}, {heads}, context {config.context:,}"
     yield Finding("model", f"{config.family}: {sizes}")
     tokenizer = files.tokenizer()
     ids = tokenizer.encode(_TEXT)

@@ -12,6 +12,7 @@ from glassloop.model.config import (
     LayerConfig,
     ModelConfig,
     NormConfig,
+    ShortConvConfig,
 )
 from glassloop.ops.protocol import Ops, check_has
 
@@ -23,7 +24,7 @@ def check_ops(config: ModelConfig, ops: Ops) -> None:
 
 def needed_ops(config: ModelConfig) -> list[str]:
     """Returns the operations of a forward pass: names of methods of `Ops`, after a colon what kind of it."""
-    needed = {"embed", "linear", "head", "split_heads", "attention", "add", "take"}
+    needed = {"embed", "linear", "head", "add", "take"}
     needed |= {name for layer in config.layers for name in _of_layer(layer)}
     needed |= {_of_norm(config.final_norm)} if config.final_norm is not None else set()
     scales = [config.embedding_scale, config.logit_scale, *(each.residual_scale for each in config.layers)]
@@ -40,6 +41,11 @@ def _of_norm(norm: NormConfig) -> str:
 def _of_layer(layer: LayerConfig) -> Iterator[str]:
     mixer = layer.mixer
     yield _of_norm(layer.norm)
+    yield from _of_feed_forward(layer.feed_forward)
+    if isinstance(mixer, ShortConvConfig):
+        yield from ("conv", "gate:none")
+        return
+    yield from ("split_heads", "attention")
     if mixer.qk_norm is not None:
         yield _of_norm(mixer.qk_norm)
     if mixer.rope is not None:
@@ -54,7 +60,6 @@ def _of_layer(layer: LayerConfig) -> Iterator[str]:
         yield "attention:sinks"
     if mixer.output_gate:
         yield "gate:sigmoid"
-    yield from _of_feed_forward(layer.feed_forward)
 
 
 def _of_feed_forward(feed_forward: FeedForward) -> Iterator[str]:

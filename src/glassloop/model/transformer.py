@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from glassloop.model.adapted import AdaptedForward, AdapterTable
-from glassloop.model.cache_groups import cache_groups, page_bytes_of
+from glassloop.model.cache_groups import cache_plan
 from glassloop.model.config import ModelConfig
 from glassloop.model.layers.build import LayerBuilder
 from glassloop.model.layers.parts import ForwardStep, Linear
@@ -53,17 +53,15 @@ class Transformer:
         load = LayerBuilder(weights, ops)
         self.token_embedding = load.matrix("token_embedding.weight")
         self.position_embedding = self._position_table(weights)
-        self.cache_specs, self.places = cache_groups([*config.caches, *more_caches])
-        self.places = config.places_of_layers(self.places)
+        self.cache_plan = cache_plan([*config.caches, *more_caches])
+        self.places = config.places_of_layers(self.cache_plan.places)
         self.layers = [
             load.layer(f"layers.{index}.", layer, self.places[index])
             for index, layer in enumerate(config.layers)
         ]
         self.final_norm = load.norm("final_norm", config.final_norm)
         self.head = self.token_embedding if config.tied else load.matrix("head.weight")
-        mixers = [layer.mixer for layer in config.layers]
-        ropes = dict.fromkeys(rope for mixer in mixers for rope in (mixer.rope, mixer.query_rope))
-        self.frequencies = {rope: rope.frequencies() for rope in ropes if rope is not None}
+        self.frequencies = {rope: rope.frequencies() for rope in config.ropes}
         self.adapters = AdapterTable()
         self._one_change = Lock()  # of the adapters
         self._program = AdaptedForward(self, self._outputs)
@@ -111,7 +109,12 @@ class Transformer:
     @property
     def page_bytes(self) -> int:
         """The bytes of the keys and values of one page of tokens, in all layers."""
-        return page_bytes_of(self.cache_specs, self.ops)
+        return self.cache_plan.page_bytes(self.ops)
+
+    @property
+    def cache_specs(self) -> list[CacheSpec]:
+        """What each group of attention layers keeps in pages."""
+        return self.cache_plan.specs
 
     def _outputs(self, batch: Batch, pages: Sequence[Pages]) -> Array | list[Array]:
         """What the main program computes: the logits of the wanted rows, and perhaps more."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from glassloop.errors import ModelError
 from glassloop.model import expert_weights
-from glassloop.model.config import ExpertsConfig, ModelConfig, Shapes
+from glassloop.model.config import AttentionConfig, ExpertsConfig, ModelConfig, Shapes
 from glassloop.model.expert_families import GGUF_EXPERTS, ExpertPart
 from glassloop.model.families import (
     FAMILIES,
@@ -94,7 +94,7 @@ def weights_from_gguf(
 
     common = GGUF_FUSED_LAYER if "blk.0.attn_qkv.weight" in tensors else GGUF_LAYER
     layer: dict[str, str | WeightPart | ExpertPart] = {**common, **GGUF_EXPERTS, **family.gguf_layer}
-    return _collect(_Source(where, tensors, GGUF_TOP, layer, ("",), adapt), config)
+    return _collect(_Source(where, tensors, {**GGUF_TOP, **family.gguf_top}, layer, ("",), adapt), config)
 
 
 def weights_from_safetensors(
@@ -109,6 +109,9 @@ def weights_from_safetensors(
             else tensor
         )
 
+    if family.recurrent is not None:
+        # Convolutions over single channels are stored as [channels, 1, width].
+        tensors = {name: _kernel(tensor) if ".conv" in name else tensor for name, tensor in tensors.items()}
     if family.transposed:
         # Only the matrices of layers are stored as [in, out], not the embeddings.
         matrices = {name for name, tensor in tensors.items() if ".c_" in name and len(tensor.shape) == 2}
@@ -171,7 +174,7 @@ def _find(source: _Source, config: ModelConfig, name: str, shapes: Shapes) -> tu
             tensor = source.tensors[theirs]
             if isinstance(entry, WeightPart):
                 sizes = [shapes[f"layers.{index}.{each}.{suffix}"][0] for each in entry.among]
-                heads = config.layers[int(index)].mixer.heads if entry.each_head else 1
+                heads = config.heads if entry.each_head else 1
                 tensor = _part(source.where, tensor, entry, sizes, heads)
             elif isinstance(entry, ExpertPart):
                 experts = config.layers[int(index)].feed_forward
@@ -196,10 +199,18 @@ def _part(where: str, tensor: Tensor, part: WeightPart, sizes: Sequence[int], he
     return tensor.rows(order.reshape(-1))
 
 
+def _kernel(tensor: Tensor) -> Tensor:
+    """Returns the weights of a convolution over single channels as [channels, width]."""
+    if len(tensor.shape) != 3 or tensor.shape[1] != 1:
+        return tensor
+    return tensor._replace(shape=(tensor.shape[0], tensor.shape[2]))
+
+
 def _turning_halves(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorders the rows of each head that turn from a0 b0 a1 b1 …, as some files store them, to
     a0 a1 … b0 b1 …"""
     mixer = config.layers[int(name.split(".")[1])].mixer
+    assert isinstance(mixer, AttentionConfig), "only attention has queries and keys"
     turning = mixer.head_dim if mixer.rope is None else mixer.rope.dim
     rows = np.arange(tensor.shape[0]).reshape(-1, mixer.head_dim)
     pairs = rows[:, :turning].reshape(len(rows), -1, 2).swapaxes(1, 2).reshape(len(rows), -1)

@@ -5,4 +5,4 @@ from __future__ import annotations
 
 from typing import Literal
 
-Activation = Literal["gelu", "gelu_tanh", "silu", "relu", "sigmoid", "relu2"]
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu", "sigmoid", "relu2", "none"]

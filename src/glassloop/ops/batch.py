@@ -10,7 +10,7 @@ batch has `reach`: then each row says how many slots it sees, and its position i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,15 +127,32 @@ def _check_reach(batch: Batch) -> None:
                 )
 
 
-def parts_of(batch: Batch, most: int) -> list[Batch]:
+def parts_of(batch: Batch, most: int, states: int | None = None) -> list[Batch]:
     """Divides a batch into batches of about `most` rows, or up to a half more, that give the same results
-    one after another. A batch with reach, or whose wanted rows are in no order, stays whole."""
+    one after another. A batch with reach, or whose wanted rows are in no order, stays whole. With recurrent
+    layers, `states` is the line of page tables with their states: a part begins where one is kept."""
     rows, wanted = len(batch.tokens), batch.wanted
     count = round(rows / most)
     if count < 2 or batch.reach or wanted != sorted(wanted):
         return [batch]
     size = pages_for(-(-rows // count)) * PAGE
-    return [_part_of(batch, start, min(start + size, rows)) for start in range(0, rows, size)]
+    if states is None:
+        return [_part_of(batch, start, min(start + size, rows)) for start in range(0, rows, size)]
+    starts = [0]
+    for start in _starts_of_parts(batch, states):
+        if start - starts[-1] >= size:
+            starts.append(start)
+    return [_part_of(batch, *ends) for ends in zip(starts, [*starts[1:], rows], strict=True)]
+
+
+def _starts_of_parts(batch: Batch, states: int) -> Iterator[int]:
+    """Yields the rows at which a part can begin: those of new spans, and those behind a kept state."""
+    for span in batch.spans:
+        if span.start:
+            yield span.start
+        for page in range(span.first // PAGE + 1, pages_for(span.length)):
+            if span.pages[states, page - 1] >= 0:
+                yield span.start + page * PAGE - span.first
 
 
 def _part_of(batch: Batch, start: int, stop: int) -> Batch:

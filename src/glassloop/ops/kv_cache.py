@@ -32,6 +32,7 @@ class Pages(Protocol):
 
     page_bytes: int
     count: int
+    lines: int  # that it has in the page table of a branch
 
     def copy(self, source: int, target: int) -> None: ...
 

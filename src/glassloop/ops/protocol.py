@@ -18,6 +18,7 @@ from glassloop.ops.memory import FreeMemory
 from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
+from glassloop.ops.state_cache import StatePages, StateSpec
 from glassloop.ops.tensor import Tensor
 
 
@@ -102,12 +103,15 @@ class Ops(Protocol):
         """Allocates a cache of at most `memory` bytes. Returns the pool of pages that each group of layers
         uses, which is the same for all: a page belongs to the group whose page table has it."""
 
+    def states(self, spec: StateSpec, states: int, rows: int) -> StatePages:
+        """Allocates slots for so many states and rows of recurrent layers, the last pool of a cache."""
+
     def matrix(self, tensor: Tensor) -> Matrix:
         """Returns a weight matrix [out, in] in the form in which this op set multiplies with it. The tensor
         is released once its values have been copied."""
 
     def vector(self, tensor: Tensor) -> Array:
-        """Returns the weight of a norm, or a bias."""
+        """Returns the weight of a norm or of a convolution, or a bias."""
 
     def low_rank(self, down: Tensor, up: Tensor, scale: float) -> LowRank[Matrix]:
         """Returns the part of an adapter for one matrix, in the form in which `adapt` reads it."""
@@ -182,6 +186,22 @@ class Ops(Protocol):
         sinks: Array | None = None,
     ) -> Array:
         """The second half of `attention`, over keys and values that an earlier layer has written."""
+
+    def conv(
+        self,
+        x: Array,
+        kernel: Array,
+        bias: Array | None,
+        kind: Activation,
+        batch: Batch,
+        pages: Sequence[Pages],
+        place: Place,
+    ) -> Array:
+        """activation(Σ kernel[m] * x[t - width + 1 + m] + bias), channel by channel: [rows, channels].
+
+        The kernel is [width, channels]. Rows before the first position of a branch are 0. What later rows
+        need of these is kept in slots.
+        """
 
     def activate(self, x: Array, kind: Activation) -> Array: ...
 

@@ -17,8 +17,10 @@ from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
 from glassloop.ops.protocol import Activation, Forward, LowRank, Output, QueryGrowth
 from glassloop.ops.quant import Float32, Format
+from glassloop.ops.reference_states import conv
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
+from glassloop.ops.state_cache import HostStates, StateSpec, check_slots, lines_of
 from glassloop.ops.tensor import Tensor
 
 # Queries that attend at a time; this bounds the score matrix of a long prompt.
@@ -28,6 +30,8 @@ _ROWS_OF_EXPERT = 8  # rows that an expert computes at a time
 
 class ReferencePages:
     """Keys and values: [layers, pages, tokens of a page, kv heads, head dim]."""
+
+    lines = 1
 
     def __init__(self, spec: CacheSpec, count: int) -> None:
         self.count = count
@@ -97,6 +101,9 @@ class ReferenceOps:
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
         return make_pools(specs, memory, self.page_bytes, ReferencePages)
+
+    def states(self, spec: StateSpec, states: int, rows: int) -> HostStates:
+        return HostStates(spec, states, rows)
 
     def matrix(self, tensor: Tensor) -> Float32:
         values = tensor.float32()
@@ -202,9 +209,23 @@ class ReferenceOps:
                 out[rows] = _attend(q[rows], keys, values, visible, scale, softcap, sinks)
         return out.reshape(len(q), -1)
 
+    def conv(
+        self,
+        x: Float32,
+        kernel: Float32,
+        bias: Float32 | None,
+        kind: Activation,
+        batch: Batch,
+        pages: Sequence[Any],
+        place: Place,
+    ) -> Float32:
+        return self.activate(conv(x, kernel, bias, batch, pages[place[0]], place), kind)
+
     def activate(self, x: Float32, kind: Activation) -> Float32:
         out: Float32
         match kind:
+            case "none":
+                out = x
             case "relu":
                 out = np.maximum(x, np.float32(0))
             case "relu2":
@@ -283,7 +304,7 @@ class ReferenceOps:
 
 def _check(batch: Batch, pages: Sequence[Pages]) -> None:
     """Raises if a number of the batch is out of range. NumPy would count negative ones from the end."""
-    check_spans(batch, len(pages))
+    check_spans(batch, lines_of(pages))
     if batch.wanted and (min(batch.wanted) < 0 or max(batch.wanted) >= len(batch.tokens)):
         raise BatchError(f"rows {batch.wanted} are wanted; there are {len(batch.tokens)}")
     for number, span in enumerate(batch.spans):
@@ -291,9 +312,12 @@ def _check(batch: Batch, pages: Sequence[Pages]) -> None:
         if not batch.reach and list(positions) != list(range(span.first, span.length)):
             raise BatchError(f"span {number} has positions that are not its own")
         used = span.pages[:, : pages_for(span.length)]
-        for group, table in zip(pages, used, strict=True):
-            check_page(int(table.min()), group.count)
-            check_page(int(table.max()), group.count)
+        for group, (pool, table) in enumerate(zip(pages, used, strict=False)):
+            if isinstance(pool, HostStates):
+                check_slots(batch, span, group, pool.count, pool.row_count)
+                continue
+            check_page(int(table.min()), pool.count)
+            check_page(int(table.max()), pool.count)
 
 
 def _visible(batch: Batch, span: Span, rows: slice, window: int | None) -> np.ndarray:

@@ -62,7 +62,7 @@ def gguf_parts(
     family = family_of(config)
     if family.name in ("openai-gpt", "xglm"):
         raise ModelError(f"{config.family} models have no form in GGUF; write a folder instead")
-    if family.experts is not None:
+    if config.is_recurrent or family.experts is not None:
         raise ModelError(f"{config.family} models are read, but not written to GGUF")
     architecture = "llama" if family.name == "mistral" else family.types[0].removesuffix("_text")
     pairs = FAMILY_BY_TYPE[architecture].gguf_pairs
@@ -85,8 +85,7 @@ def _compare(path: Path, config: ModelConfig, read_back: ModelConfig) -> None:
 
     def facts(model: ModelConfig) -> list[object]:
         facts: list[object] = [model.vocab_size, model.dim, model.context, model.tied, model.logit_softcap]
-        for layer in model.layers:
-            mixer = layer.mixer
+        for layer, mixer in zip(model.layers, model.attention_layers, strict=True):
             facts += [mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.window, mixer.softcap]
             facts += [float(np.float32(mixer.scale)), layer.feed_forward, layer.norm_place]
             facts.append(float(np.float32(layer.norm.eps)))
@@ -154,7 +153,7 @@ def _interleaved(values: Float32, head_dim: int) -> Float32:
 
 def _config(config: ModelConfig) -> dict[str, Any]:
     family = family_of(config)
-    mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
+    mixer, dense = config.attention, config.layers[0].feed_forward
     assert isinstance(dense, DenseConfig), "the families that are written have no experts"
     layer_norm = "" if family.norm == "layer" else "rms_"
     values: dict[str, Any] = {
@@ -180,7 +179,7 @@ def _config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _rotary(config: ModelConfig) -> dict[str, Any]:
-    mixers = [layer.mixer for layer in config.layers]
+    mixers = config.attention_layers
     full = _full_rope(config)
     values: dict[str, Any] = {"rope.dimension_count": full.dim, "rope.freq_base": full.base}
     near = next((m.rope for m in mixers if m.rope and m.window is not None), None)
@@ -209,7 +208,7 @@ def _rotary(config: ModelConfig) -> dict[str, Any]:
 
 
 def _full_rope(config: ModelConfig) -> Rope:
-    mixers = [layer.mixer for layer in config.layers]
+    mixers = config.attention_layers
     turned = [mixer for mixer in mixers if mixer.rope is not None]
     if not turned:
         return Rope(10_000.0, config.head_dim)

@@ -24,6 +24,7 @@ from glassloop.ops.quant import Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing
 from glassloop.ops.rows import RowOps
 from glassloop.ops.tensor import Tensor
+from glassloop.ops.without_states import RECURRENT_OPS, WithoutStates
 from glassloop.train.expert_ops import choose_experts, sum_of_experts
 
 
@@ -106,14 +107,14 @@ def weight_of(matrix: Matrix) -> torch.Tensor:
     return cast(TrainMatrix, matrix).weight
 
 
-class TrainOps:
+class TrainOps(WithoutStates):
     """Implements `Ops` with torch functions that have gradients. The weights that a model asks for are in
     `matrices` and `vectors`, by the names of their tensors."""
 
     name = description = "train"
     step_rows = rows_beside = most_running = 0  # nothing is generated with this op set
     # There is no cache, which a layer could share with another one.
-    lacks: frozenset[str] = frozenset({"attention:sinks", "attend"})
+    lacks: frozenset[str] = frozenset({"attention:sinks", "attend"}) | RECURRENT_OPS
     rows: RowOps = reference_rows
 
     def __init__(self, device: str = "cpu", dtype: Any = torch.float32, dropout: float = 0.0) -> None:

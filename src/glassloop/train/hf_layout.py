@@ -58,11 +58,11 @@ def hf_config(config: ModelConfig, extra: Mapping[str, Any] | None = None) -> di
     """Returns the `config.json` of a model, `extra` added to it. Raises a ModelError if the model has
     something that `config.json` cannot express."""
     family = family_of(config)
-    if family.name == "llama" and any(layer.mixer.window for layer in config.layers):
+    if family.name == "llama" and any(mixer.window for mixer in config.attention_layers):
         family = next(each for each in FAMILIES if each.name == "mistral")
     if family.name not in _CLASSES:
         raise ModelError(f"{config.family} models are read, but not written to a folder")
-    mixer, dense = config.layers[0].mixer, config.layers[0].feed_forward
+    mixer, dense = config.attention, config.layers[0].feed_forward
     assert isinstance(dense, DenseConfig), "the families that are written have no experts"
     keys = family.keys
     spelled = {kind: name for name, kind in reversed(list(family.activations.items()))}
@@ -103,7 +103,7 @@ def hf_config(config: ModelConfig, extra: Mapping[str, Any] | None = None) -> di
 
 
 def _rotary(config: ModelConfig, family: ModelFamily) -> dict[str, Any]:
-    mixers = [layer.mixer for layer in config.layers]
+    mixers = config.attention_layers
     windows = [mixer.window for mixer in mixers]
     window = next((each for each in windows if each is not None), None)
     values: dict[str, Any] = {}

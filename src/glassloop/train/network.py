@@ -76,8 +76,8 @@ class Network:
     def takes_cuts(self) -> bool:
         """Whether `SequenceBatch.cuts` is used: the flash kernel of a GPU computes each document alone."""
         fits = all(
-            layer.mixer.softcap is None and layer.mixer.head_dim % 8 == 0 and layer.mixer.head_dim <= 256
-            for layer in self.config.layers
+            mixer.softcap is None and mixer.head_dim % 8 == 0 and mixer.head_dim <= 256
+            for mixer in self.config.attention_layers
         )
         return self.device.startswith("cuda") and self.bf16 and fits
 
@@ -157,7 +157,7 @@ class Network:
         return total + F.nll_loss(logprobs, targets, reduction="sum") * (1 - share) if share < 1 else total
 
     def _hidden(self, batch: SequenceBatch) -> torch.Tensor:
-        batch.make_masks({layer.mixer.window for layer in self.config.layers})
+        batch.make_masks({mixer.window for mixer in self.config.attention_layers})
         # `SequenceBatch` is this op set's batch.
         return tensor_of(self.transformer.hidden(batch, ()))  # type: ignore[arg-type]
 

@@ -108,6 +108,8 @@ class MaskedBranch(Branch):
         """Raises unless the next pass fits into a step beside others. `field` is the option that has the
         number of its rows."""
         config, rows = transformer.config, len(self.next.rows)
+        if config.is_recurrent:
+            raise GlassloopError("the model has recurrent layers, whose rows cannot see what is after them")
         # Beside other tasks half of a step is always free. A model for whole masked texts has no such tasks.
         most = transformer.ops.step_rows // 2 if config.mask_token is None else config.context
         if 0 < rows <= most:

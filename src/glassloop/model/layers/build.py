@@ -17,12 +17,14 @@ from glassloop.model.config import (
     LayerConfig,
     Mixer,
     NormConfig,
+    ShortConvConfig,
 )
 from glassloop.model.layers.attention import Attention
 from glassloop.model.layers.dense import Dense
 from glassloop.model.layers.experts import Experts
 from glassloop.model.layers.parts import Linear, Norm
-from glassloop.model.layers.sublayer import Sublayer, Together
+from glassloop.model.layers.short_conv import ShortConv
+from glassloop.model.layers.sublayer import Sublayer, SublayerKind, Together
 from glassloop.ops.kv_cache import Place
 from glassloop.ops.protocol import Array, Matrix, Ops
 from glassloop.ops.quant import F32
@@ -43,6 +45,11 @@ class LayerBuilder:
 
     def vector(self, name: str) -> Array | None:
         return self._ops.vector(self._tensors[name]) if name in self._tensors else None
+
+    def kernel(self, name: str) -> Array:
+        """Returns the weights of a convolution, [width, channels], from [channels, width] as files have
+        them."""
+        return self._ops.vector(self._tensors[f"{name}.weight"].transposed())
 
     def linear(self, name: str) -> Linear:
         return Linear(name, self.matrix(f"{name}.weight"), self.vector(f"{name}.bias"))
@@ -68,7 +75,7 @@ class LayerBuilder:
             second = second._replace(stream_scale=scale)
         return first, second
 
-    def _mixer(self, at: str, config: Mixer, place: Place) -> Attention:
+    def _mixer(self, at: str, config: Mixer, place: Place) -> Attention | ShortConv:
         match config:
             case AttentionConfig():
                 q, o = self.linear(f"{at}q"), self.linear(f"{at}o")
@@ -78,6 +85,12 @@ class LayerBuilder:
                 if config.output_gate:
                     attention = attention._replace(gate=self.linear(f"{at}out_gate"))
                 return self._with_sinks(f"{at}sinks.weight", attention) if config.sinks else attention
+            case ShortConvConfig():
+                before, after, into, out = (
+                    self.linear(f"{at}conv_{name}") for name in ("before", "after", "in", "out")
+                )
+                kernel, bias = self.kernel(f"{at}conv"), self.vector(f"{at}conv.bias")
+                return ShortConv(config, place, before, after, into, kernel, bias, out)
 
     def _head_norms(self, at: str, config: AttentionConfig) -> tuple[Norm | None, Norm | None, Norm | None]:
         """Returns the norms of queries, keys and values."""
@@ -125,9 +138,7 @@ class LayerBuilder:
         tensor = self._tensors[name]
         return self._ops.matrix(tensor.stored_as(F32) if tensor.format.take_apart else tensor)
 
-    def _sublayer(
-        self, at: str, config: LayerConfig, kind: Attention | Dense | Experts | Together
-    ) -> Sublayer:
+    def _sublayer(self, at: str, config: LayerConfig, kind: SublayerKind) -> Sublayer:
         place, scale = config.norm_place, config.residual_scale
         norm = None if place == "output" else self.norm(f"{at}_norm", config.norm)
         if place == "post":

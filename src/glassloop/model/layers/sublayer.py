@@ -8,13 +8,14 @@ from glassloop.model.layers.attention import Attention
 from glassloop.model.layers.dense import Dense
 from glassloop.model.layers.experts import Experts
 from glassloop.model.layers.parts import ForwardStep, Norm
+from glassloop.model.layers.short_conv import ShortConv
 from glassloop.ops.protocol import Array
 
 
 class Together(NamedTuple):
     """A mixer and a feed-forward that read the same input."""
 
-    mixer: Attention
+    mixer: Attention | ShortConv
     feed_forward: Dense | Experts
 
     def forward(self, x: Array, step: ForwardStep) -> Array:
@@ -22,10 +23,13 @@ class Together(NamedTuple):
         return step.ops.add(self.mixer.forward(x, step), self.feed_forward.forward(x, step))
 
 
+SublayerKind = Attention | ShortConv | Dense | Experts | Together
+
+
 class Sublayer(NamedTuple):
     """A mixer or a feed-forward, or both, with norms: of the input, of the output, and of the sum."""
 
-    kind: Attention | Dense | Experts | Together
+    kind: SublayerKind
     norm: Norm | None
     output_norm: Norm | None
     sum_norm: Norm | None
@@ -47,6 +51,6 @@ class Sublayer(NamedTuple):
         return x if self.sum_norm is None else self.sum_norm.forward(x, ops)
 
     @property
-    def parts(self) -> tuple[Attention | Dense | Experts, ...]:
+    def parts(self) -> tuple[Attention | ShortConv | Dense | Experts, ...]:
         """The mixer or the feed-forward, or both."""
         return tuple(self.kind) if isinstance(self.kind, Together) else (self.kind,)

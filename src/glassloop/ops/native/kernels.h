@@ -182,6 +182,7 @@ INLINE vf activation(vf x, const int kind) {
         vf inner = vf_mul(vf_set(0.7978845608f), vf_fma(vf_set(0.044715f), cube, x));
         return vf_mul(vf_mul(vf_set(0.5f), x), vf_add(vf_set(1.0f), vf_tanh(inner)));
     }
+    case GL_NONE: return x;
     default: return gelu(x);
     }
 }
@@ -197,6 +198,7 @@ INLINE vf pointwise(const gl_op *op, vf a, vf b, const int kind) {
                : op->i0 == GL_GELU      ? activation(a, GL_GELU)
                : op->i0 == GL_SIGMOID   ? activation(a, GL_SIGMOID)
                : op->i0 == GL_RELU2     ? activation(a, GL_RELU2)
+               : op->i0 == GL_NONE      ? a
                                         : activation(a, GL_RELU);
         return op->b >= 0 ? vf_mul(y, b) : y;
     }
@@ -235,6 +237,7 @@ static void quantize(const gl_program *p, const gl_op *op, int64_t row) {
 }
 
 #include "experts.h"
+#include "states.h"
 #include "limits.h"
 #include "rows.h"
 
@@ -245,7 +248,7 @@ INLINE int64_t linear_rows_of(const gl_program *p, const gl_op *op) {
     return op->i0 && op->matrix->packing >= GL_Q4 ? 2 * rows : rows;
 }
 
-/* All ops but linear, down, up, keep, attend and those of experts work on rows, or on some columns of rows where a column depends on no
+/* All ops but linear, down, up, keep, attend, conv and those of experts work on rows, or on some columns of rows where a column depends on no
  * other. With few rows the threads divide the columns, as they do those of a linear op, and a unit has all rows. With
  * many they divide the rows, and a unit has several, since one is little work. So a thread mostly reads what it has
  * written. */
@@ -293,6 +296,7 @@ static int64_t count_units(const gl_program *p, const gl_op *op) {
     case GL_GROUP: return 1;
     case GL_EXPERTS_INNER: return inner_units(p, op->experts);
     case GL_EXPERTS_OUTER: return parts_of(parts_of(op->width, LANES), tiles_a_unit(op->experts->down, rows));
+    case GL_CONV: return p->batch->spans * parts_of(op->width, CHANNELS_A_UNIT);
     default: {
         piece each = piece_of(op, rows);
         return parts_of(rows, each.rows) * parts_of(op->width, each.columns);
@@ -340,6 +344,7 @@ static void run_unit(const gl_program *p, const gl_op *op, int64_t unit, float *
     case GL_GROUP: group_pairs(p, op); break;
     case GL_EXPERTS_INNER: experts_inner(p, op, unit); break;
     case GL_EXPERTS_OUTER: experts_outer(p, op, unit); break;
+    case GL_CONV: conv(p, op, unit); break;
     default: {
         piece each = piece_of(op, rows);
         int64_t across = parts_of(op->width, each.columns);

@@ -50,7 +50,11 @@ static const gl_constant table[] = {
     AT(gl_cache, head_dim), AT(gl_cache, padded_head_dim), AT(gl_cache, pages),
 
     SIZE(gl_program), AT(gl_program, ops), AT(gl_program, count), AT(gl_program, groups), AT(gl_program, buffers),
-    AT(gl_program, batch), AT(gl_program, caches), AT(gl_program, times),
+    AT(gl_program, batch), AT(gl_program, caches), AT(gl_program, states),
+    AT(gl_program, times),
+
+    SIZE(gl_states), AT(gl_states, states), AT(gl_states, rows), AT(gl_states, state), AT(gl_states, row),
+    AT(gl_states, layers), AT(gl_states, state_count), AT(gl_states, row_count),
 
     SIZE(gl_times), AT(gl_times, working), AT(gl_times, waiting), AT(gl_times, units),
 
@@ -68,14 +72,14 @@ static const gl_constant table[] = {
 
     IS(GL_EMBED), IS(GL_NORM), IS(GL_LINEAR), IS(GL_DOWN), IS(GL_UP), IS(GL_ANGLES), IS(GL_ROTATE), IS(GL_KEEP), IS(GL_ATTEND),
     IS(GL_ACTIVATE), IS(GL_ADD), IS(GL_SCALE), IS(GL_SOFTCAP), IS(GL_TAKE), IS(GL_ROUTE), IS(GL_GROUP), IS(GL_WEIGH),
-    IS(GL_EXPERTS_INNER), IS(GL_EXPERTS_OUTER), IS(GL_QUANTIZE),
+    IS(GL_EXPERTS_INNER), IS(GL_EXPERTS_OUTER), IS(GL_QUANTIZE), IS(GL_CONV),
 
-    IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_SIGMOID), IS(GL_RELU2), IS(GL_TOKENS), IS(GL_POSITIONS), IS(GL_ADAPTERS),
+    IS(GL_SILU), IS(GL_GELU_TANH), IS(GL_GELU), IS(GL_RELU), IS(GL_SIGMOID), IS(GL_RELU2), IS(GL_NONE), IS(GL_TOKENS), IS(GL_POSITIONS), IS(GL_ADAPTERS),
 
     IS(GL_PRODUCTS), IS(GL_SCALED), IS(GL_WITH_MINIMUM), IS(GL_WORDS),
 
     IS(GL_FINE), IS(GL_WRONG_TOKEN), IS(GL_WRONG_POSITION), IS(GL_WRONG_PAGE), IS(GL_WRONG_WANTED), IS(GL_WRONG_SPAN),
-    IS(GL_WRONG_ADAPTER), IS(GL_WRONG_REACH),
+    IS(GL_WRONG_ADAPTER), IS(GL_WRONG_REACH), IS(GL_WRONG_STATE),
 
     SIZE(gl_rule), AT(gl_rule, action), AT(gl_rule, selection), AT(gl_rule, count), AT(gl_rule, amount),
     AT(gl_rule, which), AT(gl_rule, numbers),

@@ -48,11 +48,11 @@ INSTRUCTION_SETS = ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod", 
 OP_KINDS = (
     *("embed", "norm", "linear", "down", "up", "angles", "rotate", "keep", "attend"),
     *("activate", "add", "scale", "softcap", "take"),
-    *("route", "group", "weigh", "experts_inner", "experts_outer", "quantize"),
+    *("route", "group", "weigh", "experts_inner", "experts_outer", "quantize", "conv"),
 )
 PACKINGS = ("f32", "f16", "bf16", "q4", "q8", "table", "q2")
 SCALES = ("scale_f16", "scale_bf16", "scale_steps", "scale_zeros")
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "sigmoid", "relu2", "none")
 SCORES = ("softmax", "logistic", "chosen", "mixer")  # in the order of `Scores` of ops/routing.py
 IDS = ("tokens", "positions", "adapters")
 LIMITS = ("products", "scaled", "with_minimum", "words")
@@ -71,6 +71,7 @@ FAULTS = {
     "wrong_span": "span {} has rows or positions that are not its own",
     "wrong_adapter": "row {} has the adapter {}",
     "wrong_reach": "row {} has the reach {}",
+    "wrong_state": "span {} begins at position {} and lacks a state or row of its recurrent layers",
 }
 
 
@@ -129,7 +130,10 @@ Program = _structure(
     (POINTER(Op), "ops"),
     (c_int32, "count groups"),
     (POINTER(Buffer), "buffers"),
-    (c_void_p, "batch caches times"),
+    (c_void_p, "batch caches states times"),
+)
+States = _structure(
+    "gl_states", (c_void_p, "states rows"), (c_int64, "state row"), (c_int32, "layers state_count row_count")
 )
 Times = _structure("gl_times", (c_int64, "working waiting units"))
 Batch = _structure(

@@ -87,10 +87,11 @@ enum gl_op_kind {
     GL_WEIGH,     /* out = a times each weight of the routes b, one after the other; i0: chosen */
     GL_EXPERTS_INNER, /* out = gated products of a with the first matrices of experts, for each pair of b */
     GL_EXPERTS_OUTER, /* out = weighted sums of the products of a with their last matrices, for each row */
-    GL_QUANTIZE   /* quantize a, for the linears that follow */
+    GL_QUANTIZE,  /* quantize a, for the linears that follow */
+    GL_CONV       /* out = activation i2 of a convolution of a over the last i1 tokens; i0: layer */
 };
 
-enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU, GL_SIGMOID, GL_RELU2 };
+enum gl_activation { GL_SILU, GL_GELU_TANH, GL_GELU, GL_RELU, GL_SIGMOID, GL_RELU2, GL_NONE };
 /* How a router scores: see ops/routing.py. */
 enum gl_scores { GL_SOFTMAX, GL_LOGISTIC, GL_CHOSEN, GL_MIXER };
 enum gl_ids { GL_TOKENS, GL_POSITIONS, GL_ADAPTERS };
@@ -150,8 +151,20 @@ typedef struct {
 typedef struct {
     int32_t first_row, rows, first_slot;
     int32_t stride;
-    const int32_t *pages; /* [groups, stride] page table of the branch, from slot 0 */
+    const int32_t *pages; /* [groups, stride] page table of the branch, from slot 0. With recurrent layers there are
+                           * GL_STATE_LINES more lines: for each page the slot of the state at its end, and those of
+                           * the rows of its tokens; -1 where nothing is kept */
 } gl_span;
+
+#define GL_STATE_LINES (1 + GL_PAGE)
+
+/* The slots of recurrent layers. */
+typedef struct {
+    float *states;           /* [state_count, layers, state] */
+    float *rows;             /* [row_count, layers, row] */
+    int64_t state, row;      /* floats of a layer */
+    int32_t layers, state_count, row_count;
+} gl_states;
 
 /* Keys and values are integers of 16 bits, two in a word, with a scale for each key and each value. A word of keys has two
  * dimensions of a key, and a word of values has one dimension of two values, so that a vector of words holds what many
@@ -186,12 +199,13 @@ typedef struct {
     const gl_buffer *buffers;
     const gl_batch *batch;
     const gl_cache *caches; /* one for each group */
+    const gl_states *states; /* NULL without recurrent layers */
     gl_times *times;        /* [threads, count + 1], to which a run adds; NULL: nothing is measured */
 } gl_program;
 
 /* Which number of a batch is out of range. The caller has checked the lengths of the arrays. */
 enum gl_wrong { GL_FINE, GL_WRONG_TOKEN, GL_WRONG_POSITION, GL_WRONG_PAGE, GL_WRONG_WANTED, GL_WRONG_SPAN,
-                GL_WRONG_ADAPTER, GL_WRONG_REACH };
+                GL_WRONG_ADAPTER, GL_WRONG_REACH, GL_WRONG_STATE };
 
 typedef struct {
     int32_t wrong;        /* enum gl_wrong */

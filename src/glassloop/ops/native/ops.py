@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from glassloop.errors import ModelError
 from glassloop.ops.batch import Batch, Int32
 from glassloop.ops.kv_cache import CacheSpec, Pages, Place, make_pools
 from glassloop.ops.memory import FreeMemory, free_host_memory, host_memory
@@ -29,7 +30,10 @@ from glassloop.ops.protocol import Activation, Forward, LowRank, QueryGrowth
 from glassloop.ops.quant import F32, Float32, Format
 from glassloop.ops.routing import Expert, Gating, Router, Routing, Scores
 from glassloop.ops.rows import RowOps
+from glassloop.ops.state_cache import HostStates, StateSpec
 from glassloop.ops.tensor import Tensor
+
+MOST_KERNEL = 16  # tokens of a convolution (states.h)
 
 
 class _Placeholder:
@@ -114,6 +118,9 @@ class NativeOps:
 
     def cache(self, specs: Sequence[CacheSpec], memory: int) -> list[Pages]:
         return make_pools(specs, memory, page_bytes, NativePages)
+
+    def states(self, spec: StateSpec, states: int, rows: int) -> HostStates:
+        return HostStates(spec, states, rows)
 
     def matrix(self, tensor: Tensor) -> NativeMatrix:
         with self._one_recording:
@@ -260,6 +267,35 @@ class NativeOps:
             weight=self._pointer(sinks),
         )
         return _with_heads(made, kv_heads)
+
+    def conv(
+        self,
+        x: NativeValue,
+        kernel: Float32,
+        bias: Float32 | None,
+        kind: Activation,
+        batch: Batch,
+        pages: Any,
+        place: Place,
+    ) -> NativeValue:
+        if kind not in ("none", "silu") or len(kernel) > MOST_KERNEL:
+            raise ModelError(
+                f"a convolution over {len(kernel)} tokens with the activation {kind}; at most {MOST_KERNEL}"
+                " tokens and silu or none are expected"
+            )
+        self._recorder.is_recurrent = True
+        group, layer = place
+        return self._recorder.call(
+            "conv",
+            x.width,
+            x,
+            i0=layer,
+            i1=len(kernel),
+            i2=lib.ACTIVATIONS.index(kind),
+            group=group,
+            weight=self._pointer(kernel),
+            bias=self._pointer(bias),
+        )
 
     def activate(self, x: NativeValue, kind: Activation) -> NativeValue:
         return self._recorder.call("activate", x.width, x, i0=lib.ACTIVATIONS.index(kind))

@@ -18,6 +18,8 @@ from glassloop.ops.quant import Float32
 class NativePages:
     """Keys and values in integers of 16 bits; native.h says how a page is laid out."""
 
+    lines = 1
+
     def __init__(self, spec: CacheSpec, count: int) -> None:
         self.count = count
         padded, heads = _padded(spec.head_dim), spec.layers * spec.kv_heads

@@ -204,9 +204,25 @@ static int find_wrong(const int32_t *numbers, int32_t count, int32_t limit, int3
     return 0;
 }
 
+/* Whether the slots of a span exist, and those that its rows read are kept. */
+static int has_slots(const gl_program *program, const gl_span *span) {
+    const gl_states *states = program->states;
+    int64_t stride = span->stride, first = span->first_slot, end = (first + span->rows + GL_PAGE - 1) / GL_PAGE;
+    int64_t page = first / GL_PAGE, within = first % GL_PAGE;
+    for (int32_t line = 0; line < GL_STATE_LINES; line++) {
+        const int32_t *slots = span->pages + (program->groups + line) * stride;
+        int32_t limit = line ? states->row_count : states->state_count;
+        for (int64_t i = page > 0 ? page - 1 : 0; i < end; i++)
+            if (slots[i] < -1 || slots[i] >= limit) return 0;
+        if (line && line <= within && slots[page] < 0) return 0;
+        if (!line && page > 0 && slots[page - 1] < 0) return 0;
+    }
+    return 1;
+}
+
 /* The last check before memory is touched: every token, position and adapter has a row in its table (a program with
  * adapters has a table with a row for each of them), every span lies within its page table, every row sees its own slot
- * and none beyond its span, and every page exists. */
+ * and none beyond its span, and every page and every slot that is needed exists. */
 static int find_fault(const gl_program *program, gl_fault *fault) {
     const gl_batch *batch = program->batch;
     *fault = (gl_fault){GL_FINE, 0, 0, 0};
@@ -249,6 +265,10 @@ static int find_fault(const gl_program *program, gl_fault *fault) {
                 fault->at = i;
                 return 1;
             }
+        if (program->states && (batch->reach || !has_slots(program, span))) {
+            *fault = (gl_fault){GL_WRONG_STATE, i, span->first_slot, 0};
+            return 1;
+        }
     }
     if (row != batch->rows) *fault = (gl_fault){GL_WRONG_SPAN, batch->spans, (int32_t)row, batch->rows};
     return row != batch->rows;

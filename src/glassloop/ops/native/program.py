@@ -17,6 +17,7 @@ from glassloop.ops.native import library as lib
 from glassloop.ops.native.pages import NativePages, aligned
 from glassloop.ops.native.recorder import NativeRecorder, NativeValue, Room
 from glassloop.ops.quant import Float32
+from glassloop.ops.state_cache import HostStates, lines_of
 
 # Rows that a thread computes together at most, or a half more: their intermediate values fit its L2 cache.
 ROWS_PER_THREAD = 64
@@ -44,6 +45,8 @@ class NativeProgram:
         # The buffer of each result, and its width.
         self._results = {home: result.width for home, result in zip(homes, results, strict=True)}
         self._kept = kept
+        self._is_recurrent = recorder.is_recurrent
+        self._states: Any = None
         self._threads = threads
         self._widest = max(room.width for room in self._rooms)
         self._progress = np.empty(lib.library().gl_progress_bytes(len(ops)), np.uint8)
@@ -66,7 +69,9 @@ class NativeProgram:
 
     def _run(self, batch: Batch, pages: Sequence[NativePages]) -> list[Float32]:
         assert not self._inputs, "a program with inputs is run by `Chain`"
-        parts = parts_of(batch, ROWS_PER_THREAD * self._threads)
+        parts = parts_of(
+            batch, ROWS_PER_THREAD * self._threads, len(pages) - 1 if self._is_recurrent else None
+        )
         if len(parts) > 1:  # all of it is checked before anything is computed
             self._load(batch, pages)
             self._check(lib.library().gl_check(ctypes.byref(self._program), ctypes.byref(self._fault)))
@@ -109,7 +114,7 @@ class NativeProgram:
         longest = max([span.length for span in batch.spans])
         # Up to twelve queries attend together; each is copied, and has an output and a score for every key of
         # every page.
-        largest = max([group.layout.padded_head_dim for group in pages])
+        largest = max([group.layout.padded_head_dim for group in pages if isinstance(group, NativePages)])
         scratch = max(12 * (2 * largest + pages_for(longest) * PAGE), 2 * self._widest)
         if len(self._scratch) < scratch * self._threads:
             self._scratch = np.empty(2 * scratch * self._threads, np.float32)
@@ -123,12 +128,33 @@ class NativeProgram:
 
     def _load(self, batch: Batch, pages: Sequence[NativePages]) -> None:
         """Makes a batch that of the program."""
-        check_spans(batch, len(pages))
+        check_spans(batch, lines_of(pages))
+        if self._is_recurrent or (pages and isinstance(pages[-1], HostStates)):
+            pages = self._with_states(batch, pages)
         caches = b"".join([group.packed for group in pages])
         self._memory = _packed(batch, caches)  # which the program points to
         self._program.caches = lib.address(self._memory)
         self._program.batch = self._program.caches + len(caches)
         self._program.groups = len(pages)
+
+    def _with_states(self, batch: Batch, pages: Sequence[Any]) -> Sequence[NativePages]:
+        """Makes the slots of recurrent layers known to the program. Returns the other pools."""
+        pool = pages[-1] if pages else None
+        if not isinstance(pool, HostStates):
+            raise BatchError("the model has recurrent layers; a cache with slots for them is expected")
+        if batch.reach:
+            raise BatchError("a batch has reach, which recurrent layers cannot have")
+        self._states = lib.States(
+            pool.states.ctypes.data,
+            pool.rows.ctypes.data,
+            pool.spec.state,
+            pool.spec.row,
+            pool.spec.layers,
+            pool.count,
+            pool.row_count,
+        )
+        self._program.states = ctypes.addressof(self._states)
+        return pages[:-1]
 
     def _check(self, done: int) -> None:
         if not done:

@@ -55,6 +55,7 @@ class NativeRecorder:
         self._values = 0
         self._makers: dict[int, NativeCall] = {}
         self._quantized: dict[int, int] = {}
+        self.is_recurrent = False  # whether an op needs slots
         self.inputs: list[NativeValue] = []  # values that are written before the program runs
 
     def given(self, width: int) -> NativeValue:

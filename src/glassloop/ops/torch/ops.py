@@ -39,6 +39,7 @@ from glassloop.ops.torch.recorder import (
     TorchValue,
 )
 from glassloop.ops.torch.selftest import exact
+from glassloop.ops.without_states import RECURRENT_OPS, WithoutStates
 
 
 class _Placeholder:
@@ -52,14 +53,14 @@ class _AdaptedPlaceholder(_Placeholder):
     adapters = "adapters"
 
 
-class TorchOps:
+class TorchOps(WithoutStates):
     """The op set on a GPU; implements `ops/protocol.py:Ops`."""
 
     name = "torch"
     step_rows = 2048
     rows_beside = 2048  # fewer save little: a step of 1,164 rows takes 0.7 of the time
     most_running = SIZES[-1]
-    lacks: frozenset[str] = frozenset({"route", "experts"})
+    lacks: frozenset[str] = frozenset({"route", "experts"}) | RECURRENT_OPS
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or default_device()

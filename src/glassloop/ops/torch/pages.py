@@ -17,6 +17,8 @@ class TorchPages:
     it.
     """
 
+    lines = 1
+
     def __init__(self, spec: CacheSpec, count: int, device: Device) -> None:
         self.count = count
         self.spec = spec
