@@ -23,6 +23,7 @@ LAYERS = [
     "diffuse",
     "edit",
     "search",
+    "contrast",
     "api",
     "evaluate",
     "train",

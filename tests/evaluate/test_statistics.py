@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glassloop.evaluate.analyse import ItemOutcome
 from glassloop.evaluate.report import ReportRow, comparisons, figures_of, plot, row_of, table
-from glassloop.evaluate.statistics import Z_95, mcnemar, sign_test, wilson
+from glassloop.util.statistics import Z_95, mcnemar, sign_test, wilson
 
 
 @settings(deadline=None)

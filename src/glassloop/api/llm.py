@@ -30,6 +30,7 @@ from glassloop.util.check import check_function
 from glassloop.util.shown import shown
 
 if TYPE_CHECKING:
+    from glassloop.contrast.report import ContrastReport
     from glassloop.decode.diffusion import Diffusion
     from glassloop.decode.explain import Explanation
     from glassloop.edit.record import Edit, Replay
@@ -291,6 +292,40 @@ class LLM(LocalModel):
         from glassloop.api.run_questions import replay
 
         return replay(self, run, first, strict, deadline)
+
+    def contrast(
+        self,
+        other: LocalModel | str | Path,
+        prompts: Sequence[Any],
+        sampling: Sampling | None = None,
+        *,
+        adapter: str | None = None,
+        extract: Any = None,
+        tensors: int | None = None,
+        measured: int | None = None,
+        progress: bool | None = None,
+        deadline: Deadline | None = None,
+        **options: Any,
+    ) -> ContrastReport:
+        """Answers the same prompts with the same luck with this model and another one, and says where the
+        answers part, what that changed, how far the models are apart, and which weights did it. `other` is an
+        `LLM`, or the name or path of a model; with `adapter`, it answers with this adapter. docs/contrast.md
+        describes the options and the report."""
+        from glassloop.contrast.contrast import MEASURED, TENSORS, contrast
+
+        check_deadline(deadline)
+        chosen = resolve(sampling, options, self.default_sampling)
+        limits = {
+            "tensors": TENSORS if tensors is None else tensors,
+            "measured": MEASURED if measured is None else measured,
+        }
+        loaded = LLM(other, self.transformer.ops.name) if isinstance(other, str | Path) else other
+        try:
+            more: dict[str, Any] = {"adapter": adapter, "extract": extract, "progress": progress}
+            return contrast(self, loaded, prompts, chosen, deadline=deadline, **limits, **more)
+        finally:
+            if loaded is not other:
+                loaded.close()
 
     # ── editing ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -27,15 +27,16 @@ def load(
     draft: bool | str = True,
     model_defaults: bool = True,
     holes: Path | None = None,
+    weights: str | None = None,
 ) -> LLM:
     """Loads a model, with the adapters of the command line. Without `model_defaults`, its own sampling
-    settings are not used. `holes` is the file of an adapter for masked rows."""
+    settings are not used. `holes` is the file of an adapter for masked rows; `weights` names a format."""
     with progress_bar(f"Loading {model}") as advance:
         from glassloop.api.llm import LLM
         from glassloop.model.loader import watch_loading
 
         with watch_loading(advance):
-            llm = LLM(model, ops, kv_memory=kv_memory, draft=draft)
+            llm = LLM(model, ops, weights, kv_memory=kv_memory, draft=draft)
         load_adapters(llm, take_adapters())
         if holes is not None:
             llm.load_holes(holes)

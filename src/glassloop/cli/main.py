@@ -14,6 +14,7 @@ import typer
 from glassloop.cli import (
     chat,
     compare,
+    contrast,
     diff,
     diffusion,
     edit,
@@ -57,6 +58,7 @@ app.command(name="receipt")(receipt.receipt)
 app.command(name="verify")(receipt.verify)
 app.command(name="passes")(diffusion.passes)
 app.command(name="compare")(compare.compare)
+app.command(name="contrast")(contrast.contrast)
 app.command(name="diff")(diff.diff)
 app.command(name="eval")(eval.evaluate)
 app.command(name="export")(export.export)

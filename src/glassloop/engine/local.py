@@ -60,7 +60,7 @@ class LocalModel(LanguageModel):
         )
         self.path, self.notes = loaded.path, loaded.notes
         self._loaded_as = loaded.name  # a server changes `name`
-        self._weights = loaded.weights
+        self.weights = loaded.weights
         self._drafter = loaded.drafter
         self._mask: Mask | None = None
         self._rows = RowCache(self.engine)
@@ -90,7 +90,7 @@ class LocalModel(LanguageModel):
         the one of the files: it identifies the model."""
         from glassloop.model.fingerprint import fingerprint
 
-        return fingerprint(self.path) + (f"+{self._weights}" if self._weights else "")
+        return fingerprint(self.path) + (f"+{self.weights}" if self.weights else "")
 
     @property
     def kv_memory(self) -> int:

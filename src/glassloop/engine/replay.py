@@ -280,6 +280,12 @@ def _record_of_beam(decoder: Decoder, logits: Float32, token: int) -> Chosen:
     return decoder.record_choice(logits, summary, left, race_of_found(left, token))
 
 
+def decoder_at(llm: LocalModel, run: Run, at: int) -> Decoder:
+    """Returns what chooses the token at a place of a run, with the options and the luck of that place and the
+    tokens before it."""
+    return _decoder(llm, run, run.drawn_with(at), run.tokens[:at])
+
+
 def _decoder(llm: LocalModel, run: Run, past: Past, tokens: list[Token]) -> Decoder:
     check_stages(past.sampling, past.plugins)
     decoder = Decoder(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
-from glassloop.evaluate.statistics import Paired, mcnemar, wilson
 from glassloop.util.chart import Chart, Margins
+from glassloop.util.statistics import Paired, mcnemar, wilson
 
 
 class Result(Protocol):

@@ -120,13 +120,7 @@ class ModelFiles:
 
     def memory(self, ops: Ops, weights: str | None = None) -> ModelMemory:
         """Returns how much memory the model takes on an op set, which is known before it is loaded."""
-        stored = FORMATS[WEIGHT_FORMATS[weights]] if weights in WEIGHT_FORMATS else None
-
-        def bytes_of(shape: tuple[int, ...], format: Format) -> int:
-            fits = stored is not None and shape[-1] % stored.block_values == 0
-            return ops.matrix_bytes(shape, stored if stored is not None and fits else format)
-
-        total = weight_bytes(self.weights.values(), bytes_of)
+        total = weight_bytes(self.weights.values(), bytes_as(ops, weights))
         plan = cache_plan(self.config.caches)
         return ModelMemory(total, plan.page_bytes(ops))
 
@@ -174,6 +168,17 @@ class ModelFiles:
         finally:
             thread.join()
         return transformer, read[0] if read else self.tokenizer()
+
+
+def bytes_as(ops: Ops, weights: str | None) -> Callable[[tuple[int, ...], Format], int]:
+    """Returns a function that says how many bytes a matrix takes on an op set, stored as `weights` says."""
+    stored = FORMATS[WEIGHT_FORMATS[weights]] if weights in WEIGHT_FORMATS else None
+
+    def bytes_of(shape: tuple[int, ...], format: Format) -> int:
+        fits = stored is not None and shape[-1] % stored.block_values == 0
+        return ops.matrix_bytes(shape, stored if stored is not None and fits else format)
+
+    return bytes_of
 
 
 Progress = Callable[[int, int, str], None]  # numbers loaded, numbers in all, the tensor that is loaded now
