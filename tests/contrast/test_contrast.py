@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from glassloop import GlassloopError, Sampling
 from glassloop.contrast.contrast import _kl
-from glassloop.contrast.tensors import Place, chooses_recorded
+from glassloop.contrast.tensors import RunPlace, chooses_recorded
 from glassloop.model.graft import graft, weight_names
 
 PROMPTS = [PROMPT[start : start + 9] for start in range(8)]
@@ -45,7 +45,7 @@ def test_equal_models_have_no_difference():
     assert report.sentence.startswith("0 of 8 answers changed")
 
 
-@pytest.mark.parametrize("name", ["layers.0.q", "layers.1.down", "layers.0.ffn", "layers.1.up"])
+@pytest.mark.parametrize("name", ["layers.0.q", "layers.1.down", "layers.0.sublayers.1", "layers.1.up"])
 def test_exchanged_weight_is_found(name):
     report = small_llm().contrast(other(name), PROMPTS, SAMPLING, tensors=3)
     looked = [each for each in report.flips if each.tensor is not None]
@@ -63,7 +63,7 @@ def test_two_exchanged_weights_are_found_in_order():
     names = weight_names(one.transformer)
     for parting in report.flips:
         assert parting.tensor in ("layers.0.v", "layers.1.gate") and parting.runs is not None
-        place, until = Place(parting.runs[0], parting.at), names.index(parting.tensor)
+        place, until = RunPlace(parting.runs[0], parting.at), names.index(parting.tensor)
         for count, same in ((until, True), (until + 1, False)):
             mixed = graft(one.transformer, two.transformer, frozenset(names[:count]))
             assert chooses_recorded(one, mixed, place, None) is same

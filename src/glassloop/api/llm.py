@@ -315,14 +315,16 @@ class LLM(LocalModel):
 
         check_deadline(deadline)
         chosen = resolve(sampling, options, self.default_sampling)
-        limits = {
+        more: dict[str, Any] = {
+            "adapter": adapter,
+            "extract": extract,
             "tensors": TENSORS if tensors is None else tensors,
             "measured": MEASURED if measured is None else measured,
+            "progress": progress,
         }
         loaded = LLM(other, self.transformer.ops.name) if isinstance(other, str | Path) else other
         try:
-            more: dict[str, Any] = {"adapter": adapter, "extract": extract, "progress": progress}
-            return contrast(self, loaded, prompts, chosen, deadline=deadline, **limits, **more)
+            return contrast(self, loaded, prompts, chosen, deadline=deadline, **more)
         finally:
             if loaded is not other:
                 loaded.close()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from glassloop.contrast.report import ContrastReport, Measured, Parting, Remedy, Side
-from glassloop.contrast.tensors import Place, count_back, find_tensor
+from glassloop.contrast.tensors import RunPlace, count_back, find_tensor
 from glassloop.decode.luck import list_seed
 from glassloop.decode.sampling import Sampling
 from glassloop.engine.deadline import Deadline
@@ -265,9 +265,9 @@ def _with_tensors(
     return results
 
 
-def _place(parting: Parting) -> Place:
+def _place(parting: Parting) -> RunPlace:
     assert parting.runs is not None and parting.at is not None
-    return Place(parting.runs[0], parting.at)
+    return RunPlace(parting.runs[0], parting.at)
 
 
 def _remedies(pair: _Pair, partings: Sequence[Parting], deadline: Deadline | None) -> list[Remedy]:

@@ -15,14 +15,14 @@ from glassloop.model.transformer import Transformer
 from glassloop.record.run import Run
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """A place of a run of the first model at which the second one chose another token."""
 
     run: Run
     at: int
 
 
-class Found(NamedTuple):
+class TurningWeights(NamedTuple):
     """The weights with which the choice changes, given that all before them in the model are exchanged."""
 
     name: str
@@ -30,8 +30,8 @@ class Found(NamedTuple):
 
 
 def find_tensor(
-    first: LocalModel, second: LocalModel, place: Place, deadline: Deadline | None
-) -> Found | None:
+    first: LocalModel, second: LocalModel, place: RunPlace, deadline: Deadline | None
+) -> TurningWeights | None:
     """Returns the weights of the second model that turn the token which the first model chose at a place, or
     None if all of them together do not: then the forward passes differ in something else."""
     model, donor = first.transformer, second.transformer
@@ -51,14 +51,14 @@ def find_tensor(
         else:
             low = middle
     name = names[high - 1]
-    return Found(name, high == 1 or turns(frozenset([name])))
+    return TurningWeights(name, high == 1 or turns(frozenset([name])))
 
 
 def count_back(
     first: LocalModel,
     second: LocalModel,
     names: Sequence[str],
-    places: Sequence[Place],
+    places: Sequence[RunPlace],
     deadline: Deadline | None,
 ) -> int:
     """Returns at how many places the second model, with these weights of the first one, chooses as the first
@@ -67,7 +67,7 @@ def count_back(
     return sum(chooses_recorded(first, mended, place, deadline) for place in places)
 
 
-def chooses_recorded(llm: LocalModel, model: Transformer, place: Place, deadline: Deadline | None) -> bool:
+def chooses_recorded(llm: LocalModel, model: Transformer, place: RunPlace, deadline: Deadline | None) -> bool:
     """Returns whether a model chooses the token that a run has at a place, with the options and the luck of
     the run. Its keys and values are computed anew, as they depend on the weights."""
     if deadline is not None:

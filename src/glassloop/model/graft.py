@@ -10,7 +10,6 @@ from typing import Any
 from glassloop.errors import ModelError
 from glassloop.model.adapted import AdaptedForward
 from glassloop.model.layers.parts import Linear
-from glassloop.model.layers.sublayer import Sublayer
 from glassloop.model.transformer import Transformer
 
 _BEFORE, _AFTER = ("token_embedding", "position_embedding"), ("final_norm", "head")
@@ -29,12 +28,11 @@ def why_not(model: Transformer, donor: Transformer) -> str | None:
 
 def weight_names(model: Transformer) -> list[str]:
     """Returns the names of all weights that can be grafted, from the first layer to the last: linear layers
-    by their own ("layers.3.down"), what else a sublayer has together ("layers.3.attn")."""
+    by their own ("layers.3.down"); all else that a sublayer has, together ("layers.3.sublayers.0")."""
     names = [name for name in _BEFORE if getattr(model, name) is not None]
     for index, layer in enumerate(model.layers):
-        for place, sublayer in zip(("attn", "ffn"), layer, strict=True):
-            names.append(f"layers.{index}.{place}")
-            names += [part.name for part in _linears(sublayer.kind)]
+        for place, sublayer in enumerate(layer):
+            names += [_rest(index, place), *[linear.name for linear in _linears(sublayer)]]
     after = [name for name in _AFTER if getattr(model, name) is not None]
     return [*names, *[name for name in after if name != "head" or not model.config.tied]]
 
@@ -46,8 +44,8 @@ def graft(model: Transformer, donor: Transformer, names: Set[str]) -> Transforme
     grafted = copy(model)
     grafted.layers = [
         tuple(
-            _sublayer(one, other, f"layers.{index}.{place}", names)
-            for place, one, other in zip(("attn", "ffn"), layer, from_donor, strict=True)
+            _mixed(one, other, names, _rest(index, place) in names)
+            for place, (one, other) in enumerate(zip(layer, from_donor, strict=True))
         )
         for index, (layer, from_donor) in enumerate(zip(model.layers, donor.layers, strict=True))
     ]
@@ -61,15 +59,29 @@ def graft(model: Transformer, donor: Transformer, names: Set[str]) -> Transforme
     return grafted
 
 
-def _linears(kind: Any) -> Iterator[Linear]:
-    return (part for part in kind if isinstance(part, Linear))
+def _rest(index: int, place: int) -> str:
+    """Returns the name of what a sublayer has beside its linear layers: norms, experts, sinks."""
+    return f"layers.{index}.sublayers.{place}"
 
 
-def _sublayer(one: Sublayer, other: Sublayer, name: str, names: Set[str]) -> Sublayer:
-    base = other if name in names else one
-    linears = {
-        field: (theirs if mine.name in names else mine)
-        for field, mine, theirs in zip(one.kind._fields, one.kind, other.kind, strict=True)
-        if isinstance(mine, Linear)
-    }
-    return base._replace(kind=base.kind._replace(**linears))
+def _linears(part: Any) -> Iterator[Linear]:
+    """Yields the linear layers of a part of a model, which is a named tuple of parts."""
+    if isinstance(part, Linear):
+        yield part
+    elif hasattr(part, "_fields"):
+        for each in part:
+            yield from _linears(each)
+
+
+def _mixed(one: Any, other: Any, names: Set[str], rest: bool) -> Any:
+    """Returns a part of a model: of `other` the linear layers under these names and, if `rest`, all else."""
+    if isinstance(one, Linear):
+        return other if one.name in names else one
+    if not any(True for _ in _linears(one)):
+        return other if rest else one
+    return one._replace(
+        **{
+            field: _mixed(mine, theirs, names, rest)
+            for field, mine, theirs in zip(one._fields, one, other, strict=True)
+        }
+    )
