@@ -67,6 +67,7 @@ def test_the_server_answers_as_before(tmp_path):
 MODEL_FIELDS = {"type", "display_name", "created_at"}
 ADDED = {
     "model.body": MODEL_FIELDS,
+    "response.body": {"background", "conversation", "reasoning"},
     "models.body": {"first_id", "last_id", "has_more"},
     "models.body.data[0]": MODEL_FIELDS,
 }

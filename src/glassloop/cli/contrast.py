@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glassloop.cli import loading
-from glassloop.cli.batch import read_prompts
 from glassloop.cli.flags import REQUIRED, Flags, Only, flag, takes_flags
 from glassloop.cli.help import INPUT, OUTPUT
 from glassloop.cli.options import EngineFlags, Json
@@ -87,6 +86,8 @@ def contrast(
 
     Files, quantizations, op sets and adapters can be compared, as long as both models have the same tokens.
     """
+    from glassloop.cli.batch import read_prompts
+
     engine.load_plugins()
     given = sampling_options(options)
     entries = read_prompts(flags.prompts, given, flags.chat)[: flags.limit]
