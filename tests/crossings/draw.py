@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from crossings.options import GENERATORS, Options, Rng, draw_options, letters, pick
 from crossings.world import EXTRAS
-from engine.small import EOS
+from engine.small import EOS, PARTS
 
+from glassloop.ops.batch import PAGE
 from glassloop.search.methods import METHODS
 
 Scenario = dict[str, Any]
@@ -21,7 +22,14 @@ Op = dict[str, Any]
 FEATURES = {
     "window": "sliding windows",
     "experts": "a layer with experts",
-    "tight": "little memory for keys and values",
+    "recurrent": "a recurrent layer",
+    "sinks": "attention with sinks",
+    "gates": "attention whose output has a gate",
+    "row_norms": "norms of the queries and keys of all heads as one row",
+    "shared": "a layer that reads the keys of another one",
+    "parallel": "layers whose mixer and feed-forward read the same norm",
+    "forgetful": "states and rows of recurrent layers that are given back at random",
+    "tight": "little memory for keys and values, and few states and rows",
     "reference": "the op set reference",
     "ahead": "steps that are computed ahead",
     "lookup": "drafts from earlier text",
@@ -86,7 +94,9 @@ _WHAT_IFS = (
 def draw(seed: int, without: Collection[str] = ()) -> Scenario:
     """Returns the scenario of a seed."""
     rng = np.random.default_rng(seed)
-    variant = _variant(rng, without) | {"experts": seed % 4 == 1 and "experts" not in without}
+    variant = _variant(rng, without) | _layers(seed, without)
+    if variant["recurrent"] and variant["draft"] == "drafter":
+        variant["draft"] = "lookup" if "lookup" not in without else "off"
     shared = rng.integers(0, 256, 70).tolist()
     crowded = "tight" not in without and rng.random() < 0.3
     requests = [_request(rng, without, shared) for _ in range(int(rng.integers(1, 7)) + 2 * crowded)]
@@ -99,6 +109,8 @@ def draw(seed: int, without: Collection[str] = ()) -> Scenario:
         drawn = [_question(rng, without, shared) for _ in range(int(rng.integers(0, 6)))]
         questions = [each for each in drawn if each["op"] not in without]
     settings = _settings(rng, without, crowded)
+    if variant["recurrent"]:
+        settings |= _slots(seed, without)
     return {
         "seed": seed,
         "model": variant,
@@ -117,6 +129,27 @@ def _variant(rng: Rng, without: Collection[str]) -> Op:
         drafts += ["drafter"] * 2
     draft = pick(rng, *[kind for kind in drafts if kind not in without])
     return {"window": window, "ops": ops, "draft": draft}
+
+
+def _layers(seed: int, without: Collection[str]) -> Op:
+    """Returns what the layers of the model are, by luck of its own: a new kind changes no other draw."""
+    rng = np.random.default_rng([seed, 1])
+    parts = [part for part in PARTS if rng.random() < 0.15 and part not in without]
+    return {
+        "experts": seed % 4 == 1 and "experts" not in without,
+        "recurrent": bool(seed % 4 == 3 or rng.random() < 0.1) and "recurrent" not in without,
+        "parts": parts,
+    }
+
+
+def _slots(seed: int, without: Collection[str]) -> Op:
+    """Returns how many states and rows of recurrent layers there are, and how often some are given back."""
+    rng, slots = np.random.default_rng([seed, 2]), Op()
+    if rng.random() < 0.6 and "tight" not in without:
+        slots |= {"states": pick(rng, 4, 5, 6, 8, 12, 20), "rows": int(rng.integers(3 * PAGE, 8 * PAGE))}
+    if rng.random() < 0.5 and "forgetful" not in without:
+        slots["forgetful"] = pick(rng, 0.1, 0.5)
+    return slots
 
 
 def _crowd(rng: Rng, requests: list[Op]) -> None:

@@ -102,6 +102,10 @@ def play(scenario: Scenario) -> Judge:
     judge.counts[f"draft {scenario['model']['draft']}"] += 1
     judge.counts[f"ops {scenario['model']['ops']}"] += 1
     judge.counts["experts"] += bool(scenario["model"].get("experts"))
+    judge.counts.update(scenario["model"].get("parts", ()))
+    if (slots := world.engine.loop.tree.slots) is not None:
+        judge.counts["recurrent"] += 1
+        judge.counts["states given back"] += slots.states_given_back
     judge.counts["windows"] += scenario["model"]["window"] is not None
     return judge
 
@@ -312,10 +316,15 @@ def expected_runs(scenario: Scenario, asked: Asked, judge: Judge) -> list[Run] |
 
 def _compare(world: World, scenario: Scenario, asked: Asked, judge: Judge) -> None:
     expected = expected_runs(scenario, asked, judge)
+    if "diffusion" in asked.op.get("options", {}) and scenario["model"].get("recurrent"):
+        told = f"{asked.what}: masks are filled by a model with recurrent layers"
+        judge.must(asked.refusal is not None, "refusal", lambda: told)
     if asked.refusal is not None or not isinstance(expected, list):
-        told = asked.refusal, expected
+        reasons = asked.refusal, expected
         judge.must(
-            asked.refusal == expected, "alone", lambda: f"{asked.what}: refused {told[0]}, alone {told[1]}"
+            asked.refusal == expected,
+            "alone",
+            lambda: f"{asked.what}: refused {reasons[0]}, alone {reasons[1]}",
         )
         return
     runs = asked.runs

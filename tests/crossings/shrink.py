@@ -11,6 +11,14 @@ from crossings.draw import Scenario
 
 _KEPT = {"op", "step", "of", "sample", "at", "prompt", "options", "wrong", "given", "requests", "prompts"}
 _KEPT |= {"with_options", "same_luck", "luck", "changes"}
+_PLAIN = {
+    "draft": "off",
+    "ops": "native",
+    "window": None,
+    "experts": False,
+    "recurrent": False,
+    "parts": list[str](),
+}
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], seconds: float = 60.0) -> Scenario:
@@ -55,7 +63,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield changed((part,), scenario[part][len(scenario[part]) // 2 :])
         for number in range(len(scenario[part])):
             yield without((part, number))
-    for name, plain in (("draft", "off"), ("ops", "native"), ("window", None), ("experts", False)):
+    for name, plain in _PLAIN.items():
         if scenario["model"].get(name, plain) != plain:
             yield changed(("model", name), plain)
     for name in scenario["settings"]:

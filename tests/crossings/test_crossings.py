@@ -18,6 +18,7 @@ from crossings.options import GENERATORS
 from crossings.questions import ASK, EDITS
 from crossings.run import write_small
 from crossings.shrink import shrink
+from engine.small import PARTS
 
 from glassloop.decode.sampling import Sampling
 
@@ -74,6 +75,9 @@ WANTED = {
     "stop strings": 8,
     "windows": 12,
     "experts": 4,
+    "recurrent": 12,
+    "states given back": 10,
+    **dict.fromkeys(PARTS, 2),
     **dict.fromkeys(["ops native", "ops ahead", "ops reference"], 2),
     **dict.fromkeys([f"draft {kind}" for kind in ("off", "lookup", "model", "drafter")], 2),
     **dict.fromkeys([f"asked {kind}" for kind in QUESTIONS], 1),

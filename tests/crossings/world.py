@@ -11,7 +11,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import crossings.stages  # noqa: F401 (registers them)
 import numpy as np
@@ -27,11 +28,16 @@ from glassloop.engine.drafting.draft_model import DraftModel
 from glassloop.engine.loading import LoadedModel
 from glassloop.engine.local import LocalModel
 from glassloop.engine.loop import Loop
+from glassloop.engine.scheduler import Scheduler
+from glassloop.engine.state_slots import StateSlots
 from glassloop.engine.tasks import sample
 from glassloop.engine.tasks import task as task_module
 from glassloop.engine.tasks.masked import Mask
+from glassloop.engine.tasks.task import PlannedCall
 from glassloop.engine.turns import Turns
 from glassloop.model.adapter import Adapter
+from glassloop.model.cache_groups import CachePlan
+from glassloop.model.config import ModelConfig
 from glassloop.model.drafter import DrafterConfig, DrafterFile
 from glassloop.model.drafting_transformer import DraftingTransformer
 from glassloop.model.transformer import Transformer
@@ -46,6 +52,7 @@ MASK = 0
 ADAPTERS = ("one", "two")
 EXTRAS = ("extra0", "extra1", "extra2")  # that are loaded and unloaded under way
 PLENTY = 600  # pages
+MANY_STATES, MANY_ROWS = 1000, 10_000
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if loud %}!{% endif %}assistant:"
 )
@@ -56,23 +63,37 @@ def tokenizer() -> Tokenizer:
     return byte_tokenizer(TEMPLATE)
 
 
+class Layers(NamedTuple):
+    """What the layers of a scenario's model are, beside their windows."""
+
+    experts: bool = False
+    mixer: str = "attention"  # of a further layer
+    parts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, variant: Mapping[str, Any]) -> Layers:
+        """Scenarios that were kept before there were other layers say nothing of them."""
+        mixer = "short_conv" if variant.get("recurrent") else "attention"
+        return cls(bool(variant.get("experts")), mixer, tuple(variant.get("parts", ())))
+
+    def config(self, window: int | None = None) -> ModelConfig:
+        return model(window, experts=self.experts, mixer=self.mixer, parts=self.parts).config
+
+
 @cache
-def _weights(experts: bool) -> dict[str, Tensor]:
-    return random_weights(model(experts=experts).config)
-
-
-def _has_experts(variant: Mapping[str, Any]) -> bool:
-    return bool(variant.get("experts"))  # scenarios that were kept before there were any do not say it
+def _weights(layers: Layers) -> dict[str, Tensor]:
+    return random_weights(layers.config())
 
 
 @cache
-def adapter_named(name: str) -> Adapter:
-    number = (*ADAPTERS, *EXTRAS, "holes").index(name)
-    made = random_adapter(np.random.default_rng(40 + number), model().config, name)
+def adapter_named(name: str, layers: Layers) -> Adapter:
+    """Returns an adapter for all layers but those with experts."""
+    number, config = (*ADAPTERS, *EXTRAS, "holes").index(name), layers._replace(experts=False).config()
+    made = random_adapter(np.random.default_rng(40 + number), config, name)
     made = replace(made, sha256=sha256(name.encode()).hexdigest())
     if name != "holes":
         return made
-    vector = np.random.default_rng(6).standard_normal(model().config.dim).astype(np.float32)
+    vector = np.random.default_rng(6).standard_normal(config.dim).astype(np.float32)
     return replace(made, embedding=vector, mask_token=MASK)
 
 
@@ -90,8 +111,8 @@ def _drafter() -> DrafterFile:
 
 def _transformer(variant: Mapping[str, Any], drafts_itself: bool) -> Transformer:
     """Returns a new one: adapters are loaded into it."""
-    experts = _has_experts(variant)
-    config, weights = model(variant["window"], experts=experts).config, _weights(experts)
+    layers = Layers.of(variant)
+    config, weights = layers.config(variant["window"]), _weights(layers)
     ops = {"native": NativeOps, "reference": ReferenceOps, "ahead": AheadOps}[variant["ops"]]()
     if drafts_itself:
         return DraftingTransformer(config, weights, ops, _drafter())
@@ -104,14 +125,16 @@ class World(LLM):
     def __init__(self, variant: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
         """Without `settings`, an engine in which requests are alone."""
         draft = "off" if settings is None else variant["draft"]
-        self._experts = _has_experts(variant)
+        self._layers = Layers.of(variant)
         loop = self._loop(_transformer(variant, draft == "drafter"), draft, settings or {})
         LocalModel.__init__(
             self, LoadedModel("crossings", loop, drafter=None if draft == "off" else "lookup")
         )
-        self.model_hash = f"{variant['window'] or 0:063x}{_has_experts(variant):x}"  # type: ignore[misc]
-        holes = adapter_named("holes")
-        self._mask = Mask(MASK, self.transformer.load_adapter(holes), sha256=holes.sha256)
+        identity = f"{variant['window']} {self._layers}"
+        self.model_hash = sha256(identity.encode()).hexdigest()  # type: ignore[misc]
+        if not self.config.is_recurrent:
+            holes = adapter_named("holes", self._layers)
+            self._mask = Mask(MASK, self.transformer.load_adapter(holes), sha256=holes.sha256)
         for name in ADAPTERS if settings is not None else (*ADAPTERS, *EXTRAS):
             self.add_adapter(name)
 
@@ -123,13 +146,18 @@ class World(LLM):
         drafting = None
         if draft == "model":
             # The same model with a short memory: it is often right.
-            config = model(3, experts=self._experts).config
-            small = Transformer(config, _weights(self._experts), NativeOps())
+            small = Transformer(self._layers.config(3), _weights(self._layers), NativeOps())
             drafting = DraftModel(small, 60 * small.page_bytes)
         memory = settings.get("pages", PLENTY) * transformer.page_bytes
         running = settings.get("most_running", 64)
         pieces = Pieces(vocabulary).__getitem__
-        made = Loop(transformer, vocabulary, pieces, memory, running, drafting)
+        states, rows = settings.get("states", MANY_STATES), settings.get("rows", MANY_ROWS)
+        if (plan := transformer.cache_plan).states is not None:
+            memory += plan.slot_bytes(states, rows)
+        with patch.object(CachePlan, "slot_counts", lambda plan, memory: (states, rows)):
+            made = Loop(transformer, vocabulary, pieces, memory, running, drafting)
+        if made.tree.slots is not None:
+            _forget(made.scheduler, made.tree.slots, settings.get("forgetful", 0.0))
         # Whether a draft pays is measured. Here it always does, so that a scenario has the same drafts again.
         made.drafts.step_cost.cost = lambda rows: 1.0  # type: ignore[method-assign]
         _simulate_time(made.scheduler.turns, settings.get("uneven", 0.0))
@@ -137,9 +165,21 @@ class World(LLM):
 
     def add_adapter(self, name: str) -> None:
         """Loads an adapter as `load_adapter` does, without a file."""
-        adapter = adapter_named(name)
+        adapter = adapter_named(name, self._layers)
         number = self.transformer.load_adapter(adapter)
         self.engine.loop.adapters.add(name, LoadedAdapter(number, adapter.sha256))
+
+
+def _forget(scheduler: Scheduler, slots: StateSlots, share: float) -> None:
+    """Gives back states and rows at random before this share of the steps."""
+    plan, random = scheduler.plan, Random(7)
+
+    def planned() -> list[PlannedCall]:
+        if random.random() < share:
+            slots.drop_some(random, random.random())
+        return plan()
+
+    scheduler.plan = planned  # type: ignore[method-assign]
 
 
 def _simulate_time(turns: Turns, uneven: float) -> None:

@@ -72,6 +72,14 @@ def tokenizer(chat_template: str | None = None) -> Tokenizer:
 
 # The recurrent mixers, each in a small size.
 MIXERS: dict[str, Mixer] = {"short_conv": ShortConvConfig(40, 3)}
+# What the attention of some models has, in any combination: `parts` of `model`. "shared" is a further layer,
+# which reads the keys of the one before.
+ATTENTION_PARTS: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": True},
+    "gates": {"output_gate": True},
+    "row_norms": {"qk_norm": NormConfig(1e-5), "qk_norm_of": "rows"},
+}
+PARTS = (*ATTENTION_PARTS, "shared", "parallel")
 
 
 @cache
@@ -81,16 +89,24 @@ def model(
     seed: int = 0,
     experts: bool = False,
     mixer: str = "attention",
+    parts: tuple[str, ...] = (),
 ) -> Transformer:
     """With a window, one layer of two looks back only so far. With experts, there is a third layer, of which
-    a token takes two of five experts. With another mixer than attention, a further layer has that."""
+    a token takes two of five experts. With another mixer than attention, a further layer has that. `parts`
+    are some of PARTS."""
     rope = Rope(10000.0, 16)
     norm = NormConfig(1e-5)
 
     def layer(window: int | None) -> LayerConfig:
-        return LayerConfig(AttentionConfig(4, 2, 16, 0.25, window, rope), DenseConfig(64), norm)
+        attention = AttentionConfig(4, 2, 16, 0.25, window, rope)
+        for part in parts:
+            attention = replace(attention, **ATTENTION_PARTS.get(part, {}))
+        return LayerConfig(attention, DenseConfig(64), norm, parallel="parallel" in parts)
 
     layers = (layer(window), layer(None))
+    if "shared" in parts:
+        source = 1 if mixer == "attention" else 2
+        layers += (replace(layer(None), mixer=replace(layer(None).mixer, kv_from=source)),)
     if experts:
         routed = ExpertsConfig(32, Routing(5, 2, normalized=True), shared=DenseConfig(32), shared_gate=True)
         layers += (replace(layer(None), feed_forward=routed),)

@@ -14,6 +14,8 @@ from glassloop.ops.quant import FORMATS
 from glassloop.ops.reference import ReferenceOps
 from glassloop.ops.tensor import Tensor
 
+_ADAPTED = {"q", "k", "v", "o", "gate", "up", "down", "conv_before", "conv_after", "conv_in", "conv_out"}
+
 
 def random_adapter(rng: np.random.Generator, config: ModelConfig, name: str = "random") -> Adapter:
     """Returns an adapter of a random rank for some of the linear layers, in a random format."""
@@ -23,7 +25,7 @@ def random_adapter(rng: np.random.Generator, config: ModelConfig, name: str = "r
     matrices = {}
     for weight, shape in config.shapes().items():
         stem = weight.removesuffix(".weight")
-        if stem.split(".")[-1] not in ("q", "k", "v", "o", "gate", "up", "down") or rng.random() < 0.3:
+        if stem.split(".")[-1] not in _ADAPTED or rng.random() < 0.3:
             continue
         sizes = (rank, shape[1]), (shape[0], rank)
         kinds = [format if size[1] % format.block_values == 0 else FORMATS["F32"] for size in sizes]

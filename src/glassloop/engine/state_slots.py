@@ -121,18 +121,19 @@ class StateSlots:
 
     def drop_some(self, rng: random.Random, share: float) -> None:
         """Gives back states and rows that no path needs, chosen at random. For tests: no bit may differ."""
-        starts, open_nodes = self._needed()
+        starts, rows = self._needed()
         for node in [node for node in self._with_state if node not in starts]:
             if rng.random() < share:
                 self._drop_state(node)
-        for node in [node for node in self._with_rows if node not in open_nodes]:
+        for node in list(self._with_rows):
             if rng.random() < share:
-                self._drop_rows(node, 0)
+                self._drop_rows(node, rows.get(node, 0))
 
     def _take_rows(self, node: Node, end: int) -> None:
-        missing = end - len(node.rows)
-        if missing <= 0:
+        if len(node.rows) >= end:
             return
+        self._share_with_siblings(node, end)
+        missing = end - len(node.rows)
         if len(self._free_rows) < missing:
             self._free_some_rows(missing)
         for _ in range(missing):
@@ -141,6 +142,19 @@ class StateSlots:
             node.rows.append(slot)
         self._with_rows.pop(node, None)
         self._with_rows[node] = None
+
+    def _share_with_siblings(self, node: Node, end: int) -> None:
+        """Gives a node the rows of a sibling that begins with the same tokens, so that the branches of a
+        search need as many rows however they came to be: that it has room must not depend on the past."""
+        assert node.parent is not None
+        for sibling in node.parent.children[node.key]:
+            kept, most = len(node.rows), min(len(sibling.rows), end)
+            if sibling is node or most <= kept or sibling.tokens[kept] != node.tokens[kept]:
+                continue
+            same = next((at for at in range(most) if sibling.tokens[at] != node.tokens[at]), most)
+            for slot in sibling.rows[kept:same]:
+                self._row_refs[slot] += 1
+                node.rows.append(slot)
 
     def _take_state(self, node: Node, is_needed: bool) -> None:
         if not self._free_states and not self._free_some_states():
@@ -177,13 +191,16 @@ class StateSlots:
 
     # ── which go first ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _needed(self) -> tuple[set[Node], set[Node]]:
-        """Returns the nodes whose end states some path needs, and those whose rows one needs."""
-        starts, open_nodes = set[Node](), set[Node]()
+    def _needed(self) -> tuple[set[Node], dict[Node, int]]:
+        """Returns the nodes whose end states some path needs, and of how many tokens of a node one needs the
+        rows: what a node has beyond the end of all paths is not needed."""
+        starts, rows = set[Node](), dict[Node, int]()
         for path in self._paths:
-            open_nodes.update(path.nodes[path.first_open :])
-            starts.update(path.nodes[max(0, path.first_open - 1) :])
-        return starts, open_nodes
+            starts.update(path.nodes[max(0, path.first_open - 1) : path.length // PAGE])
+            for index in range(path.first_open, len(path.nodes)):
+                node, end = path.nodes[index], min(PAGE, path.length - index * PAGE)
+                rows[node] = max(rows.get(node, 0), end)
+        return starts, rows
 
     def _free_some_rows(self, missing: int) -> None:
         """Gives back the rows that were written the longest ago, until so many slots are free, and a part of
@@ -193,8 +210,7 @@ class StateSlots:
         for node in list(self._with_rows):
             if len(self._free_rows) >= wanted:
                 break
-            if node not in needed:
-                self._drop_rows(node, 0)
+            self._drop_rows(node, needed.get(node, 0))
         if len(self._free_rows) < missing:
             raise NoRoom("every row of the recurrent layers is held")
 
