@@ -264,7 +264,7 @@ def tool_of_claude_code(number):
 
 
 def test_the_requests_of_claude_code_are_answered(server):
-    """A turn with tools, the check of the quota, and a count, as recorded from its network traffic."""
+    """A turn with tools, the check of the quota, and a count, in the shapes that its client sends."""
     cached = {"type": "ephemeral"}
     system = [
         {"type": "text", "text": "You are Claude Code, a CLI.", "cache_control": cached},

@@ -17,7 +17,6 @@ from glassloop.engine.kv_nodes import GONE, KVPath, Node, NoRoom
 from glassloop.ops.batch import PAGE
 from glassloop.ops.state_cache import STATE_LINES
 
-LEAST_STATES, LEAST_ROWS = 4, 3 * PAGE  # that one branch needs
 _GRID = 16  # pages: a state at every such border takes the place of one that is less worth
 _BRANCHING = 2  # how many borders' worth a state is more if texts part after it, or end there
 
