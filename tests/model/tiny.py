@@ -243,8 +243,10 @@ TINY = [
 ]
 
 
-# Models without experts: those that are written to files too.
-DENSE = [tiny for tiny in TINY if not any("experts" in key for key in tiny.settings)]
+# Models without experts and recurrent layers: those that are trained and written to files too.
+DENSE = [
+    tiny for tiny in TINY if not any("experts" in key or key.startswith("conv_") for key in tiny.settings)
+]
 
 
 def make(tiny: Tiny, folder: Path, old: bool = False, shard_size: str = "5GB") -> Any:
