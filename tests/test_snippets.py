@@ -58,6 +58,7 @@ NOT_RUN = (
         r".*(falcon-7b|\./folder|/backup/|python3 -m venv|podman |install -|systemctl|\(umask)",
         "it needs files or rights that are not here; tests/test_deploy.py and tests/cli have them",
     ),
+    (r".*--model FOLDER", "it needs a mixture of experts; tests/model/test_experts.py has one"),
     (r".*--plugin mine\.py", "its file is the block above it; tests/search has such plugins"),
     (r"GET ", "a request, not a command"),
 )

@@ -250,7 +250,7 @@ def wrong(case: Case, answer: Answer) -> str:
         error = answer.error
     except (AssertionError, ValueError) as trouble:
         return f"{status} is in no protocol's shape: {trouble}: {answer.body[:300]!r}"
-    expected = protocol_of(case.path)
+    expected = protocol_of(case.path.rstrip("/"))  # a slash at the end of a path is ignored
     if (
         status not in (408, 431) and answer.protocol != expected
     ):  # these two may come before the path is known

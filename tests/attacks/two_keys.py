@@ -25,7 +25,7 @@ from glassloop.server.http.access import AccessControl
 SECRET = "Zebra 7741 Quartz"
 LETTERS = {"allowed_token_ids": [ord(letter) for letter in "abc"], "seed": 1}
 # What goes into the places of a path that are no id.
-PLACES: dict[str, Sequence[str]] = {"index": ["0"], "name": NAMES, "model": ["tiny"]}
+PLACES: dict[str, Sequence[str]] = {"index": ["0"], "name": NAMES, "model": ["tiny"], "item": ["msg_0"]}
 
 # Other digits and letters, so that an error about a text, such as one that is no JSON, names the same place.
 OTHERS = str.maketrans("123456789abcdf", "234567891bcdfa")
@@ -43,6 +43,9 @@ class Things:
             ask("/v1/completions", {"prompt": SECRET, **short})["id"],
             ask("/v1/responses", {"input": SECRET, "max_output_tokens": 2})["id"],
         ]
+        # A conversation, whose item and whose response have its text too.
+        items = [{"role": "user", "content": SECRET}]
+        self.conversation = ask("/v1/conversations", {"items": items})["id"]
         search = {"method": "vote", "n": 2}
         found = ask("/v1/chat/completions", {"messages": talk, "search": search, **short})["search"]
         asked = {"prompt": SECRET, "sampling": {"max_tokens": 60, "seed": 1, "ignore_eos": True}}
@@ -74,7 +77,7 @@ class Things:
     @property
     def ids(self) -> list[str]:
         """What a request may name."""
-        return [*self.runs.values(), *self.trees.values(), *self.answers]
+        return [*self.runs.values(), *self.trees.values(), *self.answers, self.conversation]
 
     @property
     def secrets(self) -> set[str]:

@@ -137,7 +137,7 @@ def test_each_sample_pauses_stops_and_goes_on_by_itself(site, model):
             client.post(f"/api/runs/{run['id']}/step", json={"tokens": None})
         for run, whole in zip((*runs, paused[1]), (*expected, expected[1]), strict=True):
             assert [token["id"] for token in finished(client, run)["tokens"]] == whole.token_ids
-        assert not site.service.llm.engine._requests
+        assert not list(site.service.llm.engine._streams.requests)
 
 
 def test_a_deleted_run_is_gone_from_every_replica(site):

@@ -122,6 +122,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "solve": lambda: Method(
         model().solve, {"question": TEXT, "n": 2, "max_tokens": 4, "chat": False}, IN_SOLVE
     ),
+    "contrast": lambda: Method(
+        model().contrast, {"other": model(), "prompts": [TEXT], "max_tokens": 3}, (*OPTIONS, "sampling")
+    ),
     "diffuse": lambda: Method(model().diffuse, {**GIVEN, "diffusion": 4}),
     "fork": lambda: Method(model().fork, given_run(at=2), CHANGES),
     "explain": lambda: Method(model().explain, given_run(at=2), WHAT_IFS),
@@ -169,6 +172,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "Run.replay": lambda: Method(plain_run().replay, {}),
     "Run.distinct": lambda: Method(plain_run().distinct, {"size": 2}),
     "Run.attach": lambda: Method(plain_run().rewind(1).attach, {"llm": model()}),
+    "Run.receipt": lambda: Method(plain_run().receipt, {}, ("key",)),
     "Run.save": lambda: Method(plain_run().save, {"path": "new.glass"}),
     "Run.save_html": lambda: Method(plain_run().save_html, {"path": "new.html"}),
     "Run.load": lambda: Method(Run.load, {"path": "run.glass"}),

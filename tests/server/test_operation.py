@@ -169,7 +169,7 @@ def test_a_wrong_content_type_is_told_with_the_right_one(server):
             {"tool_choice": {"type": "custom"}},
             "tool_choice: custom is not supported: send",
         ),
-        ("chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice.function is missing"),
+        ("chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice: has to have function"),
         ("chat/completions", {"top_logprobs": 21}, "top_logprobs: at most 20 is expected"),
         (
             "chat/completions",
@@ -181,7 +181,7 @@ def test_a_wrong_content_type_is_told_with_the_right_one(server):
         ("completions", {"prompt": ["a", [1, 2]]}, "prompt[1]: text is expected"),
         ("completions", {"prompt": "x", "max_tokens": -2}, "max_tokens: at least -1 is expected"),
         ("completions", {"prompt": "x", "logprobs": True}, "logprobs: a whole number is expected"),
-        ("responses", {"input": "x", "background": True}, "background: false is expected"),
+        ("responses", {"input": "x", "background": "later"}, "background: "),
         ("responses", {"input": "x", "max_tokens": 5}, "max_tokens is not a parameter here; use max_output"),
         (
             "responses",
@@ -190,8 +190,8 @@ def test_a_wrong_content_type_is_told_with_the_right_one(server):
         ),
         (
             "responses",
-            {"input": "x", "truncation": "auto"},
-            "truncation is not supported: the input is never",
+            {"input": "x", "truncation": "middle"},
+            "truncation: ",
         ),
     ],
 )

@@ -322,7 +322,10 @@ class LLM(LocalModel):
             "measured": MEASURED if measured is None else measured,
             "progress": progress,
         }
-        loaded = LLM(other, self.transformer.ops.name) if isinstance(other, str | Path) else other
+        try:
+            loaded = LLM(other, self.transformer.ops.name) if isinstance(other, str | Path) else other
+        except GlassloopError as error:
+            raise GlassloopError(f"other: {error}", field="other") from None
         try:
             return contrast(self, loaded, prompts, chosen, deadline=deadline, **more)
         finally:

@@ -81,7 +81,7 @@ def contrast(
     pair = _Pair(first, second)
     seed = draw_seed() if sampling.seed is None else sampling.seed
     options = [replace(sampling, seed=list_seed(seed, number)) for number in range(len(prompts))]
-    ids = [_token_ids(first, prompt) for prompt in prompts]
+    ids = [_token_ids(first, number, prompt) for number, prompt in enumerate(prompts)]
     runs = _generate(first, ids, options, progress, deadline)
     with_adapter = [replace(each, adapter=adapter or each.adapter) for each in options]
     others = _generate(second, ids, with_adapter, progress, deadline)
@@ -110,7 +110,7 @@ def contrast(
 def _check(first: LocalModel, second: LocalModel, prompts: Sequence[Any], sampling: Sampling) -> None:
     if not isinstance(second, LocalModel):
         raise GlassloopError.about("other", f"is {shown(second)}; a model in this process is expected")
-    if isinstance(prompts, str) or not prompts:
+    if not isinstance(prompts, list | tuple) or not prompts:
         raise GlassloopError.about("prompts", f"is {shown(prompts)}; a list of prompts is expected")
     plain = Sampling()
     for name in _REFUSED:
@@ -129,11 +129,14 @@ def _check(first: LocalModel, second: LocalModel, prompts: Sequence[Any], sampli
         )
 
 
-def _token_ids(llm: LocalModel, prompt: Any) -> list[int]:
+def _token_ids(llm: LocalModel, number: int, prompt: Any) -> list[int]:
     """Returns a prompt as token ids, which both models are given: their templates may differ."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        return llm.prepare_chat(prompt, Sampling()).runs[0].prompt_ids
-    return llm.prepare(prompt, Sampling()).runs[0].prompt_ids
+    try:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            return llm.prepare_chat(prompt, Sampling()).runs[0].prompt_ids
+        return llm.prepare(prompt, Sampling()).runs[0].prompt_ids
+    except GlassloopError as error:
+        raise GlassloopError(f"prompts[{number}]: {error}", field="prompts") from None
 
 
 def _generate(

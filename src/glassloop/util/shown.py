@@ -38,7 +38,7 @@ def _shown(value: object, levels: int) -> str:
 def printable(text: str, most: int = _MOST) -> str:
     """Returns a text as it is, or escaped where it would not print, cut to at most `most` characters."""
     short = text if len(text) <= most else text[: most - 3] + "..."
-    return short if short.isprintable() else ascii(short)
+    return short if short.isprintable() else cut(ascii(short), most)
 
 
 def cut(text: str, most: int = _MOST) -> str:
