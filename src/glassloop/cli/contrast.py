@@ -89,11 +89,11 @@ def contrast(
     from glassloop.cli.batch import read_prompts
 
     engine.load_plugins()
-    given = sampling_options(options)
-    entries = read_prompts(flags.prompts, given, flags.chat)[: flags.limit]
+    sampling_changes = sampling_options(options)
+    entries = read_prompts(flags.prompts, sampling_changes, flags.chat)[: flags.limit]
     prompts = [entry.prompt if entry.messages is None else entry.messages for entry in entries]
     with closing(flags.open(first, engine, False)) as llm, closing(flags.open(second, engine, True)) as other:
-        sampling = llm.default_sampling.changed(given)
+        sampling = llm.default_sampling.changed(sampling_changes)
         with working(f"{len(prompts)} prompts with two models"):
             report = llm.contrast(
                 other,

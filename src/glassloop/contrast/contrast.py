@@ -47,7 +47,7 @@ _REFUSED = ("n", "beam_width", "diffusion", "revise")
 
 @dataclass(frozen=True)
 class _Pair:
-    """Both models, and the adapters with which they answer."""
+    """Both models."""
 
     first: LocalModel
     second: LocalModel
@@ -260,11 +260,13 @@ def _with_tensors(
         if each.at is not None and each.first is not None and each.first.id is not None
     ]
     chosen = sorted(flips, key=lambda each: (not each.changed, each.at))[:most]
-    looked = {each.prompt: find_tensor(pair.first, pair.second, _place(each), deadline) for each in chosen}
+    weights = {each.prompt: find_tensor(pair.first, pair.second, _place(each), deadline) for each in chosen}
     results = []
     for parting in partings:
-        found = looked.get(parting.prompt)
-        results.append(parting if found is None else replace(parting, tensor=found.name, alone=found.alone))
+        turning = weights.get(parting.prompt)
+        if turning is not None:
+            parting = replace(parting, tensor=turning.name, alone=turning.alone)
+        results.append(parting)
     return results
 
 
