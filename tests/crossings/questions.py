@@ -220,6 +220,9 @@ def _same_copy(given: Questions, run: Run, copy: Run, what: str) -> None:
     odd = [name for name, value in ours.items() if value != other[name]]
     given.judge.must(not odd, "copy", lambda: f"{what}: {odd} differ")
     copy.attach(given.world)
+    if run.origin.in_order and run.finish_reason is not None:
+        differences = run.receipt().differences(copy)
+        given.judge.must(not differences, "receipt", lambda: f"{what}: {differences}")
     if run.tokens and run.error is None:
         given.judge.replayed(given.world, copy, what)
 
